@@ -11,8 +11,7 @@ their shape:
   to give them to another input;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent; or forward has bounds, and backward lets everything through as it is;
-- an argument changes the gradient, and nothing that forward gives: it is there to shape it;
-- forward draws no random numbers and backward does: it estimates a gradient.
+- an argument changes the gradient, and nothing that forward gives: it is there to shape it.
 
 Where that holds, the gradient is not compared with forward's, as if it were declared
 (`declares = {"surrogate": "x"}`), and the report says so. Everything else is still asked of it.
@@ -29,7 +28,6 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.check.draws import draws, draws_in_backward
 from pullback.check.own import own_argument
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
@@ -49,7 +47,6 @@ class Shape(Enum):
     BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
     PASSED = "forward has bounds, and backward passes the cotangent on as it is"
     SHAPED = "an argument is there for backward alone"
-    DRAWN = "forward draws no random numbers, and backward does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,6 @@ class Surrogate:
     name: str
     shape: Shape | None
     inside: str = ""
-    is_drawn: bool = False  # whether it is an estimate by random numbers
 
 
 def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
@@ -111,7 +107,7 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
             continue  # a gradient that is missing is no other gradient
         shape = _shape(subject, called, mismatch)
         if shape is not None:
-            yield Surrogate(mismatch.name, shape, is_drawn=shape is Shape.DRAWN)
+            yield Surrogate(mismatch.name, shape)
 
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
@@ -127,7 +123,7 @@ def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
         return Shape.PASSED
     if own_argument(subject, called.example, mismatch.name):
         return Shape.SHAPED
-    return Shape.DRAWN if _is_drawn(subject) else None
+    return None
 
 
 def _steps(subject: Subject, called: Run, place: int) -> frozenset[int]:
@@ -196,11 +192,6 @@ def _saturates(subject: Subject, called: Run, place: int) -> bool:
     """Whether some numbers of the output stay where the input moves, and others do not."""
     moved = _changed(subject, called, _moved(called.example, place))
     return any(0 < share < 1 for share in moved.values())
-
-
-def _is_drawn(subject: Subject) -> bool:
-    """Whether backward moves PyTorch's generator, and forward does not."""
-    return not draws(subject) and draws_in_backward(subject)
 
 
 def _asks_for_sign(subject: Subject, called: Run, mismatch: Mismatch) -> bool:
@@ -283,8 +274,7 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
         known = _surrogates_in(cls, args)
         if known is not None:
             name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
-            is_drawn = any(one.is_drawn for one in known)
-            yield from (Surrogate(one.name, None, name, is_drawn) for one in wrong)
+            yield from (Surrogate(one.name, None, name) for one in wrong)
             return
 
 

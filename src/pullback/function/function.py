@@ -38,9 +38,10 @@ class Function(TorchFunction):
     ...     def forward(ctx, x):
     ...         ctx.save_for_backward(x)
     ...         return x * x
+    ...
     ...     @staticmethod
     ...     def backward(ctx, cotangent):
-    ...         x, = ctx.saved_tensors
+    ...         (x,) = ctx.saved_tensors
     ...         return {"x": 2 * x * cotangent}
     >>> x = torch.tensor(3.0, requires_grad=True)
     >>> Square.apply(x).backward()

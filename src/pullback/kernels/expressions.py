@@ -103,7 +103,7 @@ def comparison_text(sign: str) -> Form:
     return form
 
 
-def call_text(name: str, *, keeps_zero: bool = False) -> Form:
+def call_source(name: str, *, keeps_zero: bool = False) -> Form:
     """A call of a function with the expressions."""
 
     def form(*parts: KernelText) -> KernelText:
@@ -148,15 +148,15 @@ def _subtracted(a: KernelText, b: KernelText, alpha: KernelText | None = None) -
 def power_text(a: KernelText, exponent: float) -> KernelText:
     """a to a power, by products where it is a small whole number."""
     if exponent == 0.5:
-        return call_text("tl.sqrt", keeps_zero=True)(a)
+        return call_source("tl.sqrt", keeps_zero=True)(a)
     if exponent == -0.5:
-        return call_text("tl.rsqrt")(a)
+        return call_source("tl.rsqrt")(a)
     if float(exponent).is_integer() and 1 <= abs(exponent) <= 4:
         found = a
         for _ in range(int(abs(exponent)) - 1):
             found = mul(found, a)
         return found if exponent > 0 else div(literal_text(1.0), found)
-    return call_text("power")(a, literal_text(float(exponent)))
+    return call_source("power")(a, literal_text(float(exponent)))
 
 
 def clamp_text(
@@ -178,7 +178,7 @@ def _smallest(a: KernelText, b: KernelText) -> KernelText:
 
 def gelu(a: KernelText, approximate: str = "none") -> KernelText:
     """x Φ(x): exact with `erf`, or the approximation with `tanh`."""
-    return call_text("gelu_tanh" if approximate == "tanh" else "gelu", keeps_zero=True)(a)
+    return call_source("gelu_tanh" if approximate == "tanh" else "gelu", keeps_zero=True)(a)
 
 
 _ONE = literal_text(1.0)
@@ -195,28 +195,28 @@ TABLE: dict[Any, Form] = {
     aten.div.Tensor: div,
     aten.div.Scalar: div,
     aten.neg.default: negated,
-    aten.abs.default: call_text("tl.abs", keeps_zero=True),
-    aten.exp.default: call_text("tl.exp"),
-    aten.exp2.default: call_text("tl.exp2"),
-    aten.log.default: call_text("tl.log"),
-    aten.log2.default: call_text("tl.log2"),
-    aten.sqrt.default: call_text("tl.sqrt", keeps_zero=True),
-    aten.rsqrt.default: call_text("tl.rsqrt"),
-    aten.sin.default: call_text("tl.sin", keeps_zero=True),
-    aten.cos.default: call_text("tl.cos"),
-    aten.erf.default: call_text("tl.erf", keeps_zero=True),
-    aten.floor.default: call_text("tl.floor", keeps_zero=True),
-    aten.ceil.default: call_text("tl.ceil", keeps_zero=True),
-    aten.sigmoid.default: call_text("tl.sigmoid"),
+    aten.abs.default: call_source("tl.abs", keeps_zero=True),
+    aten.exp.default: call_source("tl.exp"),
+    aten.exp2.default: call_source("tl.exp2"),
+    aten.log.default: call_source("tl.log"),
+    aten.log2.default: call_source("tl.log2"),
+    aten.sqrt.default: call_source("tl.sqrt", keeps_zero=True),
+    aten.rsqrt.default: call_source("tl.rsqrt"),
+    aten.sin.default: call_source("tl.sin", keeps_zero=True),
+    aten.cos.default: call_source("tl.cos"),
+    aten.erf.default: call_source("tl.erf", keeps_zero=True),
+    aten.floor.default: call_source("tl.floor", keeps_zero=True),
+    aten.ceil.default: call_source("tl.ceil", keeps_zero=True),
+    aten.sigmoid.default: call_source("tl.sigmoid"),
     aten.reciprocal.default: lambda a: div(_ONE, a),
     aten.square.default: lambda a: mul(a, a),
-    aten.tanh.default: call_text("tanh", keeps_zero=True),
-    aten.log1p.default: call_text("log1p", keeps_zero=True),
-    aten.expm1.default: call_text("expm1", keeps_zero=True),
+    aten.tanh.default: call_source("tanh", keeps_zero=True),
+    aten.log1p.default: call_source("log1p", keeps_zero=True),
+    aten.expm1.default: call_source("expm1", keeps_zero=True),
     aten.relu.default: lambda a: _largest(a, literal_text(0.0)),
-    aten.silu.default: lambda a: mul(a, call_text("tl.sigmoid")(a)),
+    aten.silu.default: lambda a: mul(a, call_source("tl.sigmoid")(a)),
     aten.gelu.default: gelu,
-    aten.softplus.default: lambda a, beta=None, threshold=None: call_text("softplus")(
+    aten.softplus.default: lambda a, beta=None, threshold=None: call_source("softplus")(
         a, beta or _ONE, threshold or literal_text(20.0)
     ),
     aten.maximum.default: _largest,
@@ -233,14 +233,14 @@ TABLE: dict[Any, Form] = {
     aten.where.Scalar: chosen,
     aten.masked_fill.Scalar: lambda a, mask, v: chosen(mask, v, a),
     aten.masked_fill.Tensor: lambda a, mask, v: chosen(mask, v, a),
-    aten.sign.default: call_text("sign", keeps_zero=True),
-    aten.sgn.default: call_text("sign", keeps_zero=True),
+    aten.sign.default: call_source("sign", keeps_zero=True),
+    aten.sgn.default: call_source("sign", keeps_zero=True),
     aten.isnan.default: lambda a: comparison_text("!=")(a, a),
     aten.logical_not.default: lambda a: comparison_text("==")(a, literal_text(0)),
     aten.bitwise_not.default: lambda a: made(f"~{a.within(UNARY)}", UNARY, a),
-    aten.special_ndtr.default: call_text("normal_share"),
-    aten.xlogy.Tensor: call_text("xlogy"),
-    aten.xlogy.Scalar_Other: call_text("xlogy"),
+    aten.special_ndtr.default: call_source("normal_share"),
+    aten.xlogy.Tensor: call_source("xlogy"),
+    aten.xlogy.Scalar_Other: call_source("xlogy"),
     aten.leaky_relu.default: lambda a, slope=None: chosen(
         comparison_text(">")(a, literal_text(0)), a, mul(a, slope or literal_text(0.01))
     ),

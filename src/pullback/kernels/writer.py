@@ -28,7 +28,7 @@ from pullback.kernels.expressions import (
     TABLE,
     KernelText,
     add,
-    call_text,
+    call_source,
     cast,
     chosen,
     computed_in,
@@ -486,7 +486,7 @@ class KernelWriter:
     ) -> KernelText:
         if kind == "mean":
             return div(total, count)
-        return call_text("tl.sqrt")(total) if kind == "norm" else total
+        return call_source("tl.sqrt")(total) if kind == "norm" else total
 
     def _total(self, node: fx.Node, at: _At) -> KernelText:
         """What the programs of an earlier kernel added up."""

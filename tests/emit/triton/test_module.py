@@ -88,7 +88,7 @@ def test_wrong_kernels_are_not_handed_out(monkeypatch):
     from pullback.graph.values import aten
     from pullback.kernels import expressions
 
-    monkeypatch.setitem(expressions.TABLE, aten.exp.default, expressions.called("tl.exp2"))
+    monkeypatch.setitem(expressions.TABLE, aten.exp.default, expressions.call_source("tl.exp2"))
     with pytest.raises(DifferingTextError, match="must compute what `softmax_like` computes"):
         pb.emit(softmax_like, "triton", examples=(draw(3, 8),))
 

@@ -27,7 +27,7 @@ SINGLY = 12  # tensors of which one after the other is asked whether it is read 
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedCall:
+class GuardedCall:
     """One call between guards: what came of it, and what was written around its tensors."""
 
     results: Results
@@ -38,7 +38,7 @@ class WatchedCall:
 
 def watched_call(
     subject: Subject, example: Example, spoils: Callable[[int], bool] = lambda number: False
-) -> WatchedCall:
+) -> GuardedCall:
     """One call and its backward between guards; `spoils` says which of these hold NaN."""
     guards = MemoryGuards(spoils)
     given = list(example.fresh())
@@ -60,7 +60,7 @@ def watched_call(
         _settle()
     later = tuple(one for one in guards.touched() if one not in in_forward)
     names = tuple(one.what for one in guards.made)
-    return WatchedCall(Results(outputs, grads), in_forward, later, names)
+    return GuardedCall(Results(outputs, grads), in_forward, later, names)
 
 
 def _settle() -> None:
@@ -69,7 +69,7 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-def _calls(subject: Subject) -> Iterator[tuple[Example, WatchedCall]]:
+def _calls(subject: Subject) -> Iterator[tuple[Example, GuardedCall]]:
     """The examples that forward takes, each with a call between guards."""
     done = 0
     for example in each(chain([subject.given], odd_sizes(subject)), subject):
@@ -130,12 +130,12 @@ def reads(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _unlike(
-    subject: Subject, example: Example, usual: WatchedCall, spoils: Callable[[int], bool]
+    subject: Subject, example: Example, usual: GuardedCall, spoils: Callable[[int], bool]
 ) -> tuple[At, Fact, Fact] | None:
     return difference(watched_call(subject, example, spoils).results, usual.results)
 
 
-def _which(subject: Subject, example: Example, usual: WatchedCall) -> str:
+def _which(subject: Subject, example: Example, usual: GuardedCall) -> str:
     """The tensor that is read beyond its end, where it is one alone."""
     for number, name in islice(enumerate(usual.names), SINGLY):
         if _unlike(subject, example, usual, lambda i, n=number: i == n) is not None:  # type: ignore[misc]

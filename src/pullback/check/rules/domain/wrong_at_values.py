@@ -415,6 +415,7 @@ Cannot see
     Entries at which PyTorch's own gradient of forward is not finite either. Such entries in one of
     several inputs: an angle or a gate saturates there, and nobody means it.
 """,
+        is_elsewhere=True,
     ),
     _rule(
         "V613",
