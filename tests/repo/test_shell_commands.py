@@ -144,8 +144,6 @@ def test_commands_of_readme_are_found():
     left = [command for command in readme if not reason_for(command)]
 
     assert "pullback check examples/my_ops.py" in left
-    assert "pullback check examples/my_complex_op.py:MyComplexOpAsPublished" in left
-    assert len(left) >= 9
 
 
 # ---- the extraction itself ----

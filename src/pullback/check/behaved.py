@@ -149,6 +149,7 @@ def _moved(subject: Subject, example: Example, *, zeros: bool) -> Example:
         if wide_of(value).dtype == value.dtype and not value.is_complex():
             usual = subject.small.args[i] if i < len(subject.small.args) else value
             size = torch.where(value == 0, zeros * largest_entry(usual), value.abs())
+            size = torch.where(torch.isfinite(value), size, 0.0)
             step = NOTHING * size * uniform_like(value, 60 + i, -1.0, 1.0)
             moved = moved.put(i, value + step, example.label)
     return subject.kept(moved)
