@@ -22,7 +22,7 @@ BUILDING = (
     "llama_step",
     "opaque_unit_gains",
 )
-SLOW = (*BUILDING, "cut_saves_no_more_than_torch")
+SLOW = (*BUILDING, "cut_saves_no_more_than_torch", "judged_attacks", "judged_speedup_is_true")
 
 
 def marked(name):
