@@ -22,7 +22,7 @@ PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
 .PHONY: help demo test test-all test-triton lint bench docs dist clean compiler
 
 help:  ## say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(STAMP) compiler  ## show what pullback does, on your machine
 	$(BIN)/python -m examples.demo
