@@ -82,7 +82,7 @@ def test_docs_are_made_before_built():
 def test_help_names_every_public_target():
     named = [line.split()[1] for line in make("help").stdout.splitlines()]
 
-    assert named == ["help", "demo", "test", "test-all", "lint", "bench", "docs", "dist", "clean"]
+    assert named == ["help", "demo", "test", "test-all", "test-triton", "lint", "bench", "docs", "dist", "clean"]
 
 
 def test_bare_make_prints_the_help():
@@ -100,7 +100,7 @@ def clone(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "test-all", "lint", "bench"])
+@pytest.mark.parametrize("target", ["demo", "test", "test-all", "test-triton", "lint", "bench"])
 def test_target_makes_its_environment(clone, target):
     commands = make("--dry-run", target, folder=clone).stdout
 
