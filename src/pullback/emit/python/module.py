@@ -122,7 +122,12 @@ def _docstring(subject: EmitSubject, test: SelfTest) -> str:
     lines = textwrap.wrap(first, DOC_WIDTH - 3)
     lines += ["", f"Written by pullback from {came}, and yours: it needs torch and nothing else."]
     against = "`reference`" if test.recorded is None else f"what {came} gave"
-    lines += [f"Run it to test it: outputs against {against}, gradients against differences."]
+    if test.by_differences or test.recorded is None:
+        lines += [f"Run it to test it: outputs against {against}, gradients against differences."]
+    else:
+        lines += [f"Run it to test it: outputs and gradients against {against}."]
+    if not test.by_differences:
+        lines += ["Not compared with differences: it rounds, has a kink there, or is not finite."]
     for why in dict.fromkeys(why for _, why in test.silent):
         left = ", ".join(f"`{name}`" for name, reason in test.silent if reason == why)
         lines += textwrap.wrap(f"Not compared, because {why}: the gradients of {left}.", DOC_WIDTH)

@@ -112,6 +112,15 @@ _CHECKED = """\
     torch.autograd.gradcheck(lambda *given: called({call}, given), given{options})
 """
 
+_CHECKED_LIVE = """\
+
+    def differentiable(*given):
+        \"\"\"The outputs with a gradient: `gradcheck` confuses them with others beside them.\"\"\"
+        return tuple(y for y in called({call}, given) if y.requires_grad)
+
+    torch.autograd.gradcheck(differentiable, given{options})
+"""
+
 _AGAINST_REFERENCE = """\
     for y, z in zip(outputs, called(reference, given)):
         torch.testing.assert_close(y, z, msg=lambda text: f"an output is not right: {text}")
@@ -128,6 +137,8 @@ class SelfTest:
     `silent` names the inputs whose gradients are not compared although they have one, with the
     reason. `recorded` is what `program` gave for them, by what it is; nothing where it draws
     random numbers, which are others on another machine: `reference` is compared instead.
+    Where not `by_differences`, those of the program are not its gradients either (it rounds, say).
+    `has_constant_outputs` says that some outputs have no gradient.
     """
 
     call: str
@@ -140,11 +151,13 @@ class SelfTest:
     is_double: bool = True
     silent: tuple[tuple[str, str], ...] = ()
     recorded: Mapping[str, Tensor] | None = None
+    by_differences: bool = True
+    has_constant_outputs: bool = False
 
     @property
     def is_differentiated(self) -> bool:
         """Whether any gradient is compared."""
-        return any(self.needs)
+        return any(self.needs) and (self.by_differences or self.recorded is not None)
 
     def text(self, name: str, file: str) -> str:
         """The text of the self-test of `name`, in the file `file`."""
@@ -152,7 +165,8 @@ class SelfTest:
         holds = f"{what} are as recorded"
         if self.recorded is None:
             holds = "outputs are those of `reference`"
-        holds += ", and gradients as differences say" if self.is_differentiated else ""
+        if self.is_differentiated and self.by_differences:
+            holds += ", and gradients as differences say"
         said = "" if self.is_differentiated or not self.names else "; no gradient is compared"
         return _TEXT.format(
             name=name,
@@ -207,10 +221,11 @@ class SelfTest:
         return lines + (_PULLED.format(wanted=wanted) if self.is_differentiated else "")
 
     def _checked(self) -> str:
-        if not self.is_differentiated:
+        if not self.is_differentiated or not self.by_differences:
             return ""
         options = "".join(f", {key}={value}" for key, value in self.options.items())
-        return _CHECKED.format(call=self.call, options=options)
+        text = _CHECKED_LIVE if self.has_constant_outputs else _CHECKED
+        return text.format(call=self.call, options=options)
 
     @property
     def options(self) -> dict[str, Any]:
