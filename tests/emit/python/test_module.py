@@ -481,3 +481,39 @@ def test_wrong_rule_in_every_text_is_refused(monkeypatch):
 
     with pytest.raises(DifferingTextError, match="the gradient of `y` by all outputs"):
         pb.emit(derived)
+
+
+def rounded_product(x):
+    return x.to(torch.bfloat16).to(x.dtype) * x
+
+
+def largest_and_places(x):
+    (values, places), (ordered, order) = x.max(0), x.sort()
+    return values, places, ordered, order
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (rounded_product, "Not compared with differences"),  # they are not autograd's gradients
+        (largest_and_places, "gradients against differences"),  # gradcheck mixed outputs up
+    ],
+)
+def test_module_of_pytorch_ops_passes_its_own_test(program, said):
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    text = pb.emit(program, examples=(x.requires_grad_(),))
+    space = loaded(text)
+
+    space["self_test"]()
+
+    assert said in text
+
+
+def test_recorded_gradients_fail_a_wrong_backward_without_differences():
+    x = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    text = pb.emit(rounded_product, examples=(x.requires_grad_(),))
+    spoilt = text.replace("return grad_x", "return 2 * grad_x")
+    assert spoilt != text
+
+    with pytest.raises(AssertionError, match="gradient of `x`"):
+        loaded(spoilt)["self_test"]()

@@ -44,8 +44,9 @@ def chosen_self_test(
     Spread inputs in double precision come first, then the examples' own, then both in their own
     dtype: the first with which autograd's gradients of `reference` are those of finite differences.
     Where there is none, autograd does not see through `reference`, and it is the first that is
-    passed. Where none is passed either, the program rounds, or has kinks everywhere: differences
-    say nothing about its gradients, which are compared with the recorded ones alone.
+    passed. Where none is passed either, a program of PyTorch's ops rounds or has kinks there:
+    differences say nothing about its gradients, which are compared with the recorded ones alone. A
+    hand-written backward fails, until what it gives on purpose is declared.
     """
     first = _first(subject, call, held)
     few = any(like.values is not None for like in first.specs)
@@ -64,7 +65,8 @@ def chosen_self_test(
     for test in known:
         if _is_passed(loaded(write(test))):
             return test
-    return replace(known[0] if known else tests[0], by_differences=False)
+    chosen = known[0] if known else tests[0]
+    return replace(chosen, by_differences=subject.function is not None)
 
 
 def _with_record(subject: EmitSubject, test: SelfTest) -> SelfTest | None:
