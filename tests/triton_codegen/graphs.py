@@ -6,8 +6,8 @@ import torch
 
 from pullback.derive.recipe import Parts
 from pullback.derive.recipes import Recipes
-from pullback.kernels.host import HostNames
-from pullback.kernels.primitives import kernel_parts
+from pullback.triton_codegen.host import HostNames
+from pullback.triton_codegen.primitives import kernel_parts
 
 
 def parts_of(program: Any, *given: torch.Tensor) -> Parts:

@@ -13,8 +13,8 @@ from torch import fx
 from pullback.capture.fake import in_words
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
-from pullback.kernels.axes import Axis
-from pullback.kernels.plan import Group, Kernel, KernelPlan, is_tensor
+from pullback.triton_codegen.axes import Axis
+from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, is_tensor
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from torch import fx
 from pullback.errors import KernelError
 from pullback.graph.cost import argument_of, hint_of
 from pullback.graph.values import aten, held_value, same, tensor_of
-from pullback.kernels.expressions import POWERS, TABLE, is_cast
+from pullback.triton_codegen.expressions import POWERS, TABLE, is_cast
 
 Dims = tuple["Row", ...]
 Row = tuple["Axis", ...]

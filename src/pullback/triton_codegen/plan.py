@@ -18,7 +18,7 @@ from torch import fx
 
 from pullback.graph.cost import hint_of
 from pullback.graph.values import aten, held_value
-from pullback.kernels.axes import (
+from pullback.triton_codegen.axes import (
     CREATED,
     CUTS,
     PICKS,

@@ -10,11 +10,19 @@ import torch
 from torch import fx
 
 from pullback.graph.values import CASTS, aten, held_value
-from pullback.kernels.axes import REDUCTIONS, VIEWS
-from pullback.kernels.expressions import ATOM, KernelText, add, computed_in, div, is_cast, made
-from pullback.kernels.plan import Kernel, KernelPlan, Store
-from pullback.kernels.sizes import Sizes
-from pullback.kernels.writer import KernelSource, KernelWriter, Param, _Scope, wrapped_line
+from pullback.triton_codegen.axes import REDUCTIONS, VIEWS
+from pullback.triton_codegen.expressions import (
+    ATOM,
+    KernelText,
+    add,
+    computed_in,
+    div,
+    is_cast,
+    made,
+)
+from pullback.triton_codegen.plan import Kernel, KernelPlan, Store
+from pullback.triton_codegen.sizes import Sizes
+from pullback.triton_codegen.writer import KernelSource, KernelWriter, Param, _Scope, wrapped_line
 
 EMPTY = {"max": '-float("inf")', "min": 'float("inf")'}
 COMBINED = {"max": "tl.maximum", "min": "tl.minimum"}

@@ -18,11 +18,17 @@ from torch import fx
 from pullback.capture.seeds import memory_order
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
-from pullback.kernels.body import kernel_source
-from pullback.kernels.expressions import HELPERS
-from pullback.kernels.plan import Kernel, KernelPlan, is_tensor, merge_groups, planned_kernels
-from pullback.kernels.sizes import Sizes, layouts_of
-from pullback.kernels.writer import KernelSource, wrapped_line
+from pullback.triton_codegen.body import kernel_source
+from pullback.triton_codegen.expressions import HELPERS
+from pullback.triton_codegen.plan import (
+    Kernel,
+    KernelPlan,
+    is_tensor,
+    merge_groups,
+    planned_kernels,
+)
+from pullback.triton_codegen.sizes import Sizes, layouts_of
+from pullback.triton_codegen.writer import KernelSource, wrapped_line
 
 ACCUMULATED = {torch.float64: "torch.float64", torch.int64: "torch.int64"}
 

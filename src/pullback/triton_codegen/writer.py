@@ -18,8 +18,16 @@ from torch import fx
 
 from pullback.graph.cost import argument_of
 from pullback.graph.values import aten, held_value, is_scalar
-from pullback.kernels.axes import CREATED, REDUCTIONS, SCATTERS, VIEWS, Axis, leaves_of, refusal
-from pullback.kernels.expressions import (
+from pullback.triton_codegen.axes import (
+    CREATED,
+    REDUCTIONS,
+    SCATTERS,
+    VIEWS,
+    Axis,
+    leaves_of,
+    refusal,
+)
+from pullback.triton_codegen.expressions import (
     ATOM,
     COMPARISON,
     HELPERS,
@@ -40,8 +48,8 @@ from pullback.kernels.expressions import (
     mul,
     power_text,
 )
-from pullback.kernels.plan import Group, Kernel, KernelPlan, Store, is_tensor
-from pullback.kernels.sizes import Sizes
+from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, Store, is_tensor
+from pullback.triton_codegen.sizes import Sizes
 
 LONGEST, LARGEST = 56, 5
 """Characters and ops of an expression that stands inside another one."""

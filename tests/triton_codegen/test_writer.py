@@ -2,9 +2,9 @@
 
 import torch
 
-from pullback.kernels.host import phase_text
-from pullback.kernels.writer import wrapped_line
-from tests.kernels.graphs import draw, names_in, parts_of
+from pullback.triton_codegen.host import phase_text
+from pullback.triton_codegen.writer import wrapped_line
+from tests.triton_codegen.graphs import draw, names_in, parts_of
 
 
 def kernels_of(program, *given, phase="forward"):

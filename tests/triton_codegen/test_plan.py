@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from pullback.errors import KernelError
-from pullback.kernels.plan import merge_groups, planned_kernels
-from pullback.kernels.sizes import layouts_of
-from tests.kernels.graphs import draw, parts_of
+from pullback.triton_codegen.plan import merge_groups, planned_kernels
+from pullback.triton_codegen.sizes import layouts_of
+from tests.triton_codegen.graphs import draw, parts_of
 
 
 def plan_of(graph):
