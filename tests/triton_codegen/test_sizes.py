@@ -1,6 +1,7 @@
 """Sizes and strides, as the host reads them."""
 
-from pullback.triton_codegen.plan import merge_groups, planned_kernels
+from pullback.triton_codegen.grouping import merge_groups
+from pullback.triton_codegen.plan import planned_kernels
 from pullback.triton_codegen.sizes import Sizes, layouts_of
 from tests.triton_codegen.graphs import draw, names_in, parts_of
 

@@ -2,7 +2,7 @@
 
 The text is that of `pb.emit(f, "triton")`, for sizes and strides that are numbers here, and is run
 in Triton's interpreter, which shows that the kernels are right. They have not been measured on a
-GPU, so nothing runs them there: `absence` says so. What fits no kernel is refused, and runs eagerly.
+GPU, so nothing runs them there: `absence` says so. What fits no kernel is refused and runs eagerly.
 
 A recipe is cut anew for it (`prepared`): with fused ops written out, one number per row is saved
 rather than a row.

@@ -88,8 +88,7 @@ class Sizes:
 def layouts_of(plan: KernelPlan) -> dict[fx.Node, list[tuple[Axis, int]]]:
     """For each tensor of a plan, its axes with their strides as they were in the examples."""
     found: dict[fx.Node, list[tuple[Axis, int]]] = {}
-    totals = [n for n, kind in plan.kinds.items() if kind == "total"]
-    for node in [*plan.inputs, *plan.outputs, *totals]:
+    for node in [*plan.inputs, *plan.outputs, *plan.totals]:
         value = held_value(node)
         row: list[tuple[Axis, int]] = []
         for dim, leaves in enumerate(plan.axes.of(node)):

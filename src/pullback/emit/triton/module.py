@@ -24,7 +24,8 @@ from pullback.graph.values import held_value
 from pullback.triton_codegen.host import HostNames, PhaseText, phase_text
 from pullback.triton_codegen.module import IMPORTS, common_texts, kernel_text
 from pullback.triton_codegen.primitives import kernel_parts
-from pullback.triton_codegen.writer import KernelSource, wrapped_line
+from pullback.triton_codegen.wrapping import wrapped_line
+from pullback.triton_codegen.writer import KernelSource
 
 WIDTH = 88
 
