@@ -24,7 +24,7 @@ from pullback.triton_codegen.params import Param
 from pullback.triton_codegen.plan import Kernel, KernelPlan, Store, goals_of
 from pullback.triton_codegen.sizes import Sizes
 from pullback.triton_codegen.wrapping import wrapped_line
-from pullback.triton_codegen.writer import KernelSource, KernelWriter, Scope
+from pullback.triton_codegen.writer import KernelScope, KernelSource, KernelWriter
 
 
 def kernel_source(
@@ -253,7 +253,7 @@ class _Body(KernelWriter):
         lines = [*starts, "for start in range(0, n_cols, BLOCK):"]
         lines += [f"    {line}" for line in [*body, *self.block.lines, *ends]]
         self.row.lines += lines
-        self.block = Scope()
+        self.block = KernelScope()
 
     def _rounds(self) -> list[list[fx.Node]]:
         """Reductions along columns, by how many others each depends on."""

@@ -44,7 +44,7 @@ def _items(inner: str) -> list[str]:
     return [*items, current.strip()]
 
 
-def wrapped_call(head: str, items: Sequence[str], end: str, width: int = 96) -> list[str]:
+def wrapped_signature(head: str, items: Sequence[str], end: str, width: int = 96) -> list[str]:
     """A head, its arguments and its end; as many arguments in a line as it holds."""
     whole = f"{head}{', '.join(items)}{end}"
     if len(whole) <= width:

@@ -46,7 +46,7 @@ from pullback.triton_codegen.moves import MOVES, arange_text, part_text
 from pullback.triton_codegen.params import KernelParams, Param
 from pullback.triton_codegen.plan import Kernel, KernelPlan, Store, goals_of
 from pullback.triton_codegen.sizes import Sizes
-from pullback.triton_codegen.wrapping import wrapped_call
+from pullback.triton_codegen.wrapping import wrapped_signature
 
 LONGEST, LARGEST = 56, 5
 """Characters and ops of an expression that stands inside another one."""
@@ -72,7 +72,7 @@ class KernelSource:
     def text(self) -> str:
         """The function, without decorators."""
         given = [p.name + (": tl.constexpr" if p.is_constant else "") for p in self.params]
-        return "\n".join([*wrapped_call(f"def {self.name}(", given, "):"), *self.lines])
+        return "\n".join([*wrapped_signature(f"def {self.name}(", given, "):"), *self.lines])
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ReadAt:
 
 
 @dataclass(eq=False)
-class Scope:
+class KernelScope:
     """Lines that stand in one place of a kernel, and the values that have a name there."""
 
     lines: list[str] = field(default_factory=list)
@@ -107,7 +107,7 @@ class KernelWriter:
         self.params = KernelParams(plan, kernel, names, sizes)
         self.is_flat = kernel.form != "tile"  # one row at a time: rows are numbers
         self.is_blocked = kernel.form == "blocks"
-        self.before, self.row, self.block = Scope(), Scope(), Scope()
+        self.before, self.row, self.block = KernelScope(), KernelScope(), KernelScope()
         self.helpers: set[str] = set()
         self.masks: set[str] = set()
         self.places: dict[str, list[str]] = {"row": [], "col": []}
@@ -218,7 +218,7 @@ class KernelWriter:
         scope.known[key] = replace(text, text=name, level=ATOM, size=0)
         return scope.known[key]
 
-    def _scope(self, text: KernelText) -> Scope:
+    def _scope(self, text: KernelText) -> KernelScope:
         """The outermost place for an expression."""
         if text.cols and self.is_blocked:
             return self.block
