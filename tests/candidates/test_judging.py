@@ -9,7 +9,7 @@ import torch
 import pullback as pb
 from benchmarks.attacks import TABLE
 from benchmarks.judged_attacks import names_of
-from pullback.candidates import case
+from pullback.candidates import race
 from pullback.candidates.judging import judge_all
 from pullback.errors import ExamplesError, TargetError
 
@@ -24,7 +24,7 @@ QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}
 @pytest.fixture
 def few_rounds(monkeypatch):
     """As few rounds of timing as give a speed-up."""
-    monkeypatch.setattr(case, "ROUNDS", (5, 5))
+    monkeypatch.setattr(race, "ROUNDS", (5, 5))
 
 
 def judged(attacks, which):

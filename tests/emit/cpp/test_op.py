@@ -402,7 +402,9 @@ def test_outputs_share_no_memory(ops):
     assert len(memory) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
 def test_checker_accepts_the_op(ops, dtype):
     report = pb.check(ops["my_activation"], (torch.randn(4, dtype=dtype).requires_grad_(),))
 
