@@ -35,7 +35,7 @@ test-all: $(STAMP) compiler  ## run every test
 
 test-triton: $(STAMP)  ## install Triton, and run the kernels that we write in its interpreter
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[triton]'
-	$(PYTEST) -m "" tests/kernels tests/emit/triton tests/run/test_triton.py $(ARGS)
+	$(PYTEST) -m "" tests/triton_codegen tests/emit/triton tests/run/test_triton.py $(ARGS)
 
 lint: $(STAMP)  ## check style, types and who imports whom; print the size of it all
 	$(BIN)/ruff check .

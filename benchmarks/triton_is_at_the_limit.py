@@ -281,8 +281,6 @@ def _functions(
             if isinstance(v, type) and issubclass(v, torch.autograd.Function)
         )
         found["emitted"] = space[name].apply
-    if "triton" in peers:
-        found["triton"] = pb.combine(case.program, *given, backend="triton").apply
     if "eager" in peers:
         found["eager"] = case.program
     if "compile" in peers:

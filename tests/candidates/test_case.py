@@ -1,41 +1,34 @@
-"""What beats the machine is impossible, with times that were made up."""
+"""What is found of one candidate: one finding for each rule, and what it leaves of "right"."""
 
 import torch
 
 from pullback.candidates import rules
-from pullback.candidates.case import Case, Times
+from pullback.candidates.case import Case
 from pullback.candidates.judging import Bench, Settings
-from pullback.candidates.sections import FORWARD
+from pullback.candidates.rules import JudgeFinding
 from pullback.candidates.sources import sendable
 
 
-class Referee:
-    """Answers what a test says."""
-
-    def __init__(self, **answers):
-        self.answers = answers
-
-    def ask(self, verb, *args, seconds=0.0):
-        return self.answers[verb]
-
-
-def limited(taken, **needs):
-    machine = {"bytes_per_second": 1e9, "flops_per_second": 1e9, "cache_bytes": 0}
+def case():
     bench = Bench(sendable(torch.sin, "reference"), None, Settings())
     bench.known = {"has_gradient": False, "device": "cpu"}
-    bench.referee = Referee(limits={"machine": machine, "needs": needs})
     one = Case(bench, sendable(torch.sin, "candidate"))
     one.peer.stop()
-    one.times = {FORWARD: Times(calls=[taken])}
-    one._limit([FORWARD])
-    return [finding.rule for finding in one.findings]
+    return one
 
 
-def test_what_beats_the_machine_is_impossible():
-    assert limited(1e-4, forward_bytes=1e6) == [rules.IMPOSSIBLE]
-    assert limited(1e-3, forward_bytes=1e6) == []
+def test_one_finding_for_each_rule_is_kept():
+    one = case()
+    for where in ("first", "second"):
+        one.found(JudgeFinding(rules.LAZY, where))
+
+    assert [finding.at for finding in one.findings] == ["first"]
 
 
-def test_fewer_operations_are_a_note():
-    assert limited(1e-4, forward_flops=1e6) == [rules.FEWER]
-    assert rules.FEWER.breaks == ()
+def test_notes_leave_a_candidate_right():
+    one = case()
+    one.found(JudgeFinding(rules.FEWER))
+    assert one._is_right()
+
+    one.found(JudgeFinding(rules.FAILS))
+    assert not one._is_right()

@@ -9,18 +9,22 @@ import torch
 import pullback as pb
 from benchmarks.attacks import TABLE
 from benchmarks.judged_attacks import names_of
-from pullback.candidates import case
+from pullback.candidates import race
 from pullback.candidates.judging import judge_all
 from pullback.errors import ExamplesError, TargetError
 
 ATTACKS = [attack for attack in TABLE if attack.file == "cpu.py"]
+ONE_OF_EACH = list({attack.finding: attack for attack in ATTACKS if not attack.by_time}.values())
+SOME_THEN_ALL = pytest.mark.parametrize(
+    "attacks", [ONE_OF_EACH, pytest.param(ATTACKS, marks=pytest.mark.slow)], ids=["some", "all"]
+)
 QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}
 
 
 @pytest.fixture
 def few_rounds(monkeypatch):
     """As few rounds of timing as give a speed-up."""
-    monkeypatch.setattr(case, "ROUNDS", (5, 5))
+    monkeypatch.setattr(race, "ROUNDS", (5, 5))
 
 
 def judged(attacks, which):
@@ -43,8 +47,9 @@ def missed(attacks, verdicts):
     return found
 
 
-def test_every_attack_is_caught_for_its_reason(few_rounds):
-    attacks = [attack for attack in ATTACKS if not attack.by_time]
+@SOME_THEN_ALL
+def test_attack_is_caught_for_its_reason(attacks, few_rounds):
+    attacks = [attack for attack in attacks if not attack.by_time]
 
     assert missed(attacks, judged(attacks, 0)) == {}
 
@@ -56,8 +61,9 @@ def test_attacks_by_time_are_caught():
     assert missed(attacks, judged(attacks, 0)) == {}
 
 
-def test_sound_counterparts_are_silent(few_rounds):
-    verdicts = judged(ATTACKS, 1)
+@SOME_THEN_ALL
+def test_sound_counterparts_are_silent(attacks, few_rounds):
+    verdicts = judged(attacks, 1)
     loud = {name: verdict.names() for name, verdict in verdicts.items() if not verdict.ok}
 
     assert loud == {}

@@ -73,7 +73,7 @@ def check_layouts(backend, layouts, ends):
 
 
 def test_some_layouts_and_cotangents_are_right_and_compiled():
-    check_layouts("native", ["contiguous", "transposed", "expanded"], ["dense", "sum", "attention"])
+    check_layouts("native", ["transposed", "expanded"], ["dense", "attention"])
 
 
 @pytest.mark.slow

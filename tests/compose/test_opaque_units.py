@@ -194,7 +194,13 @@ def test_one_node_with_the_same_gradients(program):
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize("program", [exp_between, product_between, overwriting_between])
+@pytest.mark.parametrize(
+    "program",
+    [
+        overwriting_between,
+        *(pytest.param(p, marks=pytest.mark.slow) for p in (exp_between, product_between)),
+    ],
+)
 def test_the_rest_is_compiled_around_it(program):
     args = drawn(4, 3), drawn(4, 3, seed=1)
     run = pb.combine(program, *args, backend="inductor")

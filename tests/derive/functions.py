@@ -1037,6 +1037,10 @@ MANY_THEN_EVERY = [
     pytest.param(name, marks=() if each.common or place % 3 == 0 else pytest.mark.slow)
     for place, (name, each) in enumerate(CASES.items())
 ]
+SOME_THEN_EVERY = [
+    pytest.param(name, marks=() if each.common or place % 9 == 0 else pytest.mark.slow)
+    for place, (name, each) in enumerate(CASES.items())
+]
 COMMON_THEN_EVERY = [
     pytest.param(name, marks=() if each.common else pytest.mark.slow)
     for name, each in CASES.items()

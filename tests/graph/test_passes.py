@@ -67,9 +67,18 @@ def test_simplified_graph_is_left_alone(name):
     assert [str(n.target) for n in twice.graph.nodes] == [str(n.target) for n in once.graph.nodes]
 
 
-@every_function
-def test_no_noise_is_left(name):
-    after = simplify(traced(name, symbolic=True).joint, READABLE)
+@pytest.mark.parametrize(
+    ("name", "symbolic"),
+    [
+        *((name, False) for name in FUNCTIONS),
+        *(
+            pytest.param(name, True, marks=pytest.mark.slow if place % 5 else ())
+            for place, name in enumerate(FUNCTIONS)
+        ),
+    ],
+)
+def test_no_noise_is_left(name, symbolic):
+    after = simplify(traced(name, symbolic=symbolic).joint, READABLE)
 
     noise = ("alias", "detach", "clone", "_to_copy", "lift_fresh", "_unsafe_view")
     names = {

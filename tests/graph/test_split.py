@@ -135,6 +135,12 @@ def captured_of(name):
     return capture(program, inputs, dynamic=False), inputs
 
 
+@functools.cache
+def open_capture(name):
+    """A pipeline with its sizes left open, captured once for all tests."""
+    return capture(PIPELINES[name].nested, make_inputs(name, 4096))
+
+
 @pytest.mark.parametrize("name", PROGRAMS | ODD)
 def test_two_graphs_do_what_one_does(name):
     captured, inputs = captured_of(name)
@@ -170,8 +176,7 @@ def test_each_gradient_alone_is_the_same(name, policy):
 @pytest.mark.parametrize("name", ["mlp", "cross_entropy", "rmsnorm_rope"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_split_serves_many_sizes(name, policy):
-    program = PIPELINES[name].nested
-    captured = capture(program, make_inputs(name, 4096))
+    program, captured = PIPELINES[name].nested, open_capture(name)
     joint = captured.joint
     parts = split(joint, cut(joint, policy))
     for elements in (4096, 8192):

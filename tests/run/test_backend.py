@@ -8,13 +8,12 @@ from torch import fx
 
 import pullback as pb
 from pullback.compose import fast_path
-from pullback.errors import CaptureError
 from pullback.run import BACKENDS, backend_of, candidates_now
 from pullback.run.backend import Backend
 
 
 class Abacus(Backend):
-    """The smallest backend: it interprets a graph, and refuses to do so for free sizes."""
+    """The smallest backend: it interprets a graph, for one size after the other."""
 
     def __init__(self):
         self.names = []
@@ -22,9 +21,7 @@ class Abacus(Backend):
     def absence(self):
         return None
 
-    def specialise(self, graph, row, *, name, free_sizes=False, donated=()):
-        if free_sizes:
-            raise CaptureError("an abacus has a fixed number of beads")
+    def specialise(self, graph, row, *, name, donated=()):
         self.names.append(name)
         module = fx.GraphModule({}, graph)
         return lambda row: fx.Interpreter(module).run(*row)
@@ -66,10 +63,10 @@ def test_what_it_refuses_runs_eagerly(abacus):
     combined(*leaves(3, 4))
     other = leaves(5, 2)
 
-    with pytest.warns(pb.errors.UncompiledWarning, match="fixed number of beads"):
+    with pytest.warns(pb.errors.UncompiledWarning, match="each size by itself"):
         got = gradients(combined, other)
     torch.testing.assert_close(got, gradients(gate, other))
-    assert "eager: an abacus has a fixed number of beads" in combined.explain()
+    assert "must be compiled for each size by itself" in combined.explain()
 
 
 def test_outputs_alone_are_compiled_too(abacus):

@@ -133,7 +133,7 @@ def doubled(x, w):
     return product.tanh(), product * 2 + w
 
 
-@pytest.mark.parametrize("body", [returns_saved, doubled])
+@pytest.mark.parametrize("body", [returns_saved, pytest.param(doubled, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("save", [pytest.param("auto", marks=pytest.mark.slow), "everything"])
 def test_other_programs_agree_with_theirs(body, save):
     given = leaves()[:2]

@@ -265,8 +265,8 @@ def test_arguments_stay_as_they_are():
 
 def test_one_function_serves_every_size():
     (graph, row), (backward, given) = graphs_of(layered, (draw(6, 4), draw(6, 4)))
-    call = inductor.BACKEND.specialise(graph, row, name="forward", free_sizes=True)
-    back = inductor.BACKEND.specialise(backward, given, name="backward", free_sizes=True)
+    call = inductor.BACKEND.specialise_all_sizes(graph, row, name="forward")
+    back = inductor.BACKEND.specialise_all_sizes(backward, given, name="backward")
     folders = len(list(inductor_folder().glob("??/*")))
     for rows, columns in ((6, 4), (3, 5), (40, 17)):
         row = [torch.randn(rows, columns, dtype=torch.float64) for _ in row]
@@ -283,7 +283,7 @@ def test_saved_sizes_may_change():
         return x.sum(0) * x.shape[0], x.sum()
 
     (graph, row), (backward, given) = graphs_of(sums, (draw(6, 4),), save="everything")
-    call = inductor.BACKEND.specialise(backward, given, name="backward", free_sizes=True)
+    call = inductor.BACKEND.specialise_all_sizes(backward, given, name="backward")
     for rows, columns in ((6, 4), (3, 5)):
         row = [torch.randn(rows, columns, dtype=torch.float64)]
         saved = eagerly(graph, row)[2:]
@@ -301,7 +301,7 @@ def inductor_folder():
 def test_size_that_code_does_not_serve_gets_its_own(monkeypatch):
     (graph, row), _ = graphs_of(layered, (draw(6, 4), draw(6, 4)))
     monkeypatch.setattr(inductor.Stage, "meets", lambda *args: False)
-    call = inductor.BACKEND.specialise(graph, row, name="forward", free_sizes=True)
+    call = inductor.BACKEND.specialise_all_sizes(graph, row, name="forward")
 
     assert_same(call(list(row)), eagerly(graph, row))
 

@@ -36,13 +36,16 @@ def spoiled(name, spoil):
         absence, make_node, donates = real.absence, real.make_node, real.donates
 
         def specialise(self, graph, row, *, name, **options):
-            code = real.specialise(graph, row, name=name, **options)
+            return self._spoiled(name, real.specialise(graph, row, name=name, **options))
 
-            def call(arguments):
-                return spoil(name, list(code(arguments)))
-
-            call.meets = getattr(code, "meets", lambda row: True)
+        def specialise_all_sizes(self, graph, row, *, name):
+            code = real.specialise_all_sizes(graph, row, name=name)
+            call = self._spoiled(name, code)
+            call.meets = code.meets
             return call
+
+        def _spoiled(self, name, code):
+            return lambda arguments: spoil(name, list(code(arguments)))
 
     return Spoiled()
 

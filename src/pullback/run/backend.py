@@ -7,7 +7,7 @@ the others have a default that suits a backend which compiles graphs and nothing
         def absence(self):
             return None if shutil.which("abacus") else "there is no abacus"
 
-        def specialise(self, graph, row, *, name, free_sizes=False, donated=()):
+        def specialise(self, graph, row, *, name, donated=()):
             return abacus.compile(graph, [bead.like(x) for x in row])
 
 What every backend must keep:
@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Protocol
 from torch import fx
 
 from pullback.derive.recipe import Recipe
+from pullback.errors import CaptureError
 from pullback.run.minimal import Minimal
 from pullback.run.node import Compiled, NodeSpec, make_node
 
@@ -60,13 +61,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def specialise(
-        self,
-        graph: fx.Graph,
-        row: Sequence[Any],
-        *,
-        name: str,
-        free_sizes: bool = False,
-        donated: Sequence[int] = (),
+        self, graph: fx.Graph, row: Sequence[Any], *, name: str, donated: Sequence[int] = ()
     ) -> Compiled:
         """A graph of a node as a function, for arguments that are laid out as those of `row`.
 
@@ -74,14 +69,20 @@ class Backend(Protocol):
             graph: a forward or a backward graph, in the form that `graph.split` gives.
             row: one value for each placeholder of the graph: a tensor, or a number.
             name: "forward" or "backward".
-            free_sizes: whether arguments of every size are served that lie in memory as `row` does.
-                What is returned then has a method `meets(row)`: whether it serves these.
             donated: the places in the row of tensors that the function may write over. There are
                 none unless `donates` asks for them.
 
         What is returned takes a list of the arguments, which it may empty, checks nothing, and
         returns a row of results. Raises `CaptureError` for what cannot be compiled.
         """
+
+    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> Compiled:
+        """As `specialise`, for arguments of every size that lie in memory as those of `row` do.
+
+        Numbers in `row` that stand for sizes may change, too. What is returned has a method
+        `meets(row)`: whether it serves these. By default it is refused.
+        """
+        raise CaptureError(f"the {name} graph must be compiled for each size by itself")
 
     def make_node(self, spec: NodeSpec) -> Callable[..., Any]:
         """The autograd node for calls of one layout; by default that of `node`, in Python.

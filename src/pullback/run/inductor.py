@@ -46,18 +46,17 @@ class InductorBackend(Backend):
         return device_absence()
 
     def specialise(
-        self,
-        graph: fx.Graph,
-        row: Sequence[Any],
-        *,
-        name: str,
-        free_sizes: bool = False,
-        donated: Sequence[int] = (),
+        self, graph: fx.Graph, row: Sequence[Any], *, name: str, donated: Sequence[int] = ()
     ) -> Compiled:
-        """See `Backend`; numbers in `row` that stand for sizes are free with `free_sizes`, too."""
-        if free_sizes:
-            return _any_size(graph, row, name)
+        """See `Backend`."""
         return realigned(aligned_code(graph, row, name=name, donated=donated), row)
+
+    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> Compiled:
+        """See `Backend`."""
+        if any(isinstance(value, float) for value in row):
+            raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")
+        call, conditions = _made(graph, row, name, free_sizes=True)
+        return _AnySize(realigned(call, row), conditions)
 
 
 BACKEND = InductorBackend()
@@ -280,10 +279,3 @@ class _AnySize:
     def meets(self, arguments: Sequence[Any]) -> bool:
         """Whether the code serves these arguments: the compiler may demand more of them."""
         return self.stage.meets(self.conditions, arguments)
-
-
-def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Compiled:
-    if any(isinstance(value, float) for value in row):
-        raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")
-    call, conditions = _made(graph, row, name, free_sizes=True)
-    return _AnySize(realigned(call, row), conditions)

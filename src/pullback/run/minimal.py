@@ -60,9 +60,12 @@ class Minimal:
         """All values of the first graph, compiled by a backend for arguments like `row`."""
         if not self.made:
             return self.whole(_nothing)
-        code = backend.specialise(self.graph, row, name=name, free_sizes=is_open, donated=donated)
+        if not is_open:
+            code = backend.specialise(self.graph, row, name=name, donated=donated)
+            return backend.whole(self, code)
+        code = backend.specialise_all_sizes(self.graph, row, name=name)
         found = backend.whole(self, code)
-        return _meeting(found, code) if is_open and found is not code else found
+        return _meeting(found, code) if found is not code else found
 
     def printed(self, name: str, recipe: Recipe) -> Compiled:
         """All values of the first graph, by Python under the names of the recipe."""

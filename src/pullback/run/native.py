@@ -66,18 +66,14 @@ class NativeBackend(Backend):
         """Why there is no native node here, in one line; None if there is, or can be built."""
         return _failure[0] if _failure else toolchain.absence(python=True) or INDUCTOR.absence()
 
+    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> Compiled:
+        """As Inductor does it."""
+        return INDUCTOR.specialise_all_sizes(graph, row, name=name)
+
     def specialise(
-        self,
-        graph: fx.Graph,
-        row: Sequence[Any],
-        *,
-        name: str,
-        free_sizes: bool = False,
-        donated: Sequence[int] = (),
+        self, graph: fx.Graph, row: Sequence[Any], *, name: str, donated: Sequence[int] = ()
     ) -> Compiled:
         """As Inductor does it; without Python where that can be had."""
-        if free_sizes:
-            return INDUCTOR.specialise(graph, row, name=name, free_sizes=True)
         code = aligned_code(graph, row, name=name, donated=donated)
         if any(isinstance(value, Tensor) and value.is_cuda for value in row):
             _run_once(code, row, donated)

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.needs_compiler
 
 TWICE = [name for name, case in CASES.items() if not case.is_once]
 ONCE = [name for name, case in CASES.items() if case.is_once]
+CHANGING = [name for name, case in CASES.items() if case.changes and name != "my_function"]
 PLAIN = [name for name, case in CASES.items() if not case.changes]
 FEW = ("my_relu", "my_elementwise", "roi_align", "sorted_with_indices", "layer_norm")
 FEW_THEN_ALL = [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in PLAIN]
@@ -83,8 +84,8 @@ def test_wrong_second_derivative_is_refused(name, ops):
         pulled_twice(case.emitted(ops[name]), case.tensors())
 
 
-# As Python this one is refused: it cannot do without `ctx.saved_data`, which is of ours.
-@pytest.mark.parametrize("name", [name for name in CASES if name != "my_function"])
+# As Python `my_function` is refused: it cannot do without `ctx.saved_data`, which is of ours.
+@pytest.mark.parametrize("name", [*FEW_THEN_ALL, *CHANGING])
 def test_emitted_python_agrees_with_emitted_cpp(name, ops):
     case = CASES[name]
     tensors = case.tensors(seed=3)
@@ -401,7 +402,9 @@ def test_outputs_share_no_memory(ops):
     assert len(memory) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
 def test_checker_accepts_the_op(ops, dtype):
     report = pb.check(ops["my_activation"], (torch.randn(4, dtype=dtype).requires_grad_(),))
 

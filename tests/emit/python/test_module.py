@@ -73,7 +73,7 @@ def test_module_is_pinned(gold, name):
 
 
 def test_text_is_the_same_twice():
-    assert text_of("steps") == text_of("steps")
+    assert text_of("nested") == text_of("nested")
 
 
 @pytest.mark.parametrize("name", NAMES)

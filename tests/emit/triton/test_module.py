@@ -86,7 +86,7 @@ def test_tampered_file_fails_its_own_test(tmp_path):
 @needs_triton
 def test_wrong_kernels_are_not_handed_out(monkeypatch):
     from pullback.graph.values import aten
-    from pullback.kernels import expressions
+    from pullback.triton_codegen import expressions
 
     monkeypatch.setitem(expressions.TABLE, aten.exp.default, expressions.call_source("tl.exp2"))
     with pytest.raises(DifferingTextError, match="must compute what `softmax_like` computes"):

@@ -96,7 +96,17 @@ def test_wrong_value_is_noticed(route):
         ROUTES[route].run(sine_product(forward=1.001, backward=1.001).apply, reference, two)
 
 
-@pytest.mark.parametrize("route", marked(REVERSE | PUSHED | VALUES_ONLY))
+COMPILING = {name for name in ROUTES if "compile" in name and name != "compile_aot_eager"}
+SOUND = REVERSE | PUSHED | VALUES_ONLY
+
+
+@pytest.mark.parametrize(
+    "route",  # `test_every_route` lets sound Functions through the others that compile
+    [
+        *marked(SOUND - COMPILING),
+        *(pytest.param(r, marks=pytest.mark.slow) for r in sorted(SOUND & COMPILING)),
+    ],
+)
 def test_sound_function_is_let_through(route):
     push = 1.0 if route in PUSHED else None
     ROUTES[route].run(sine_product(push=push).apply, reference, two)

@@ -49,13 +49,14 @@ EACH = [(name, position) for name, rows in CASES.items() for position in range(l
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("name", "position"), EACH)
 def test_formula_agrees_at_special_values(name, position, dtype):
-    for seed in range(8):
-        row = special_row(name, CASES[name][position], seed, dtype)
-        graph, tensors = fused_graph(RULES[name], row)
+    rows = [special_row(name, CASES[name][position], seed, dtype) for seed in range(8)]
+    graph, _ = fused_graph(RULES[name], rows[0])
 
-        step = rewrite(graph, (RULES[name],))
+    step = rewrite(graph, (RULES[name],))
 
-        assert step.applied[name] > 0
+    assert step.applied[name] > 0
+    for row in rows:
+        tensors = [arg for arg in row if isinstance(arg, torch.Tensor)]
         torch.testing.assert_close(
             run(step.graph, *tensors),
             run(graph, *tensors),

@@ -21,10 +21,11 @@ from pullback.emit.triton.self_test import KernelTest, kernel_test
 from pullback.emit.triton.verify import interpreter_absence, require_same_kernels
 from pullback.errors import CaptureError, KernelError
 from pullback.graph.values import held_value
-from pullback.kernels.host import HostNames, PhaseText, phase_text
-from pullback.kernels.module import IMPORTS, common_texts, kernel_text
-from pullback.kernels.primitives import kernel_parts
-from pullback.kernels.writer import KernelSource, wrapped_line
+from pullback.triton_codegen.host import HostNames, PhaseText, phase_text
+from pullback.triton_codegen.module import IMPORTS, common_texts, kernel_text
+from pullback.triton_codegen.primitives import kernel_parts
+from pullback.triton_codegen.wrapping import wrapped_line
+from pullback.triton_codegen.writer import KernelSource
 
 WIDTH = 88
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from pullback.kernels.host import phase_text
-from tests.kernels.graphs import draw, names_in, parts_of
+from pullback.triton_codegen.host import phase_text
+from tests.triton_codegen.graphs import draw, names_in, parts_of
 
 
 def phase_of(program, *given, phase="forward"):

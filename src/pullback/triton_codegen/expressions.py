@@ -8,14 +8,13 @@ which the file gets with its kernels: it then runs in Triton's interpreter as we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from pullback.graph.cost import argument_of
 from pullback.graph.parts import FORWARD, phase_of
 from pullback.graph.values import CASTS, aten, held_value, narrowed_to
 
@@ -37,7 +36,6 @@ class KernelText:
     cols: bool = False
     is_zero: bool = False
     size: int = 0
-    is_bool: bool = False
 
     def within(self, level: int) -> str:
         """The text as part of an expression of a level: with parentheses where it needs them."""
@@ -97,8 +95,7 @@ def comparison_text(sign: str) -> Form:
     """A comparison."""
 
     def form(a: KernelText, b: KernelText) -> KernelText:
-        found = made(f"{a.within(BITS)} {sign} {b.within(BITS)}", COMPARISON, a, b)
-        return replace(found, is_bool=True)
+        return made(f"{a.within(BITS)} {sign} {b.within(BITS)}", COMPARISON, a, b)
 
     return form
 
@@ -124,6 +121,11 @@ def pattern(text: str, level: int = ATOM) -> Form:
 
 add, sub = binary("+", SUM, keeps_zero=True), binary("-", SUM, keeps_zero=True)
 mul, div = binary("*", PRODUCT, keeps_zero=True), binary("/", PRODUCT)
+
+
+def both_hold(a: KernelText, b: KernelText) -> KernelText:
+    """One mask of two."""
+    return made(f"{a.within(ATOM)} & {b.within(ATOM)}", COMPARISON, a, b)
 
 
 def negated(a: KernelText) -> KernelText:
@@ -260,6 +262,32 @@ for _names, _sign in ((("bitwise_and", "logical_and"), "&"), (("bitwise_or", "lo
     TABLE[getattr(aten, _names[0]).Tensor] = binary(_sign, BITS)
     TABLE[getattr(aten, _names[1]).default] = binary(_sign, BITS)
 
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How many numbers become one: of a vector, of two, and what none of them give."""
+
+    along: str
+    of_two: str
+    empty: str
+
+    def update(self, name: str, text: str) -> str:
+        """The line that takes one more number into account."""
+        return f"{name} = {self.of_two}({name}, {text})" if self.of_two else f"{name} += {text}"
+
+
+_REDUCTIONS = {
+    "max": Reduction("tl.max", "tl.maximum", '-float("inf")'),
+    "min": Reduction("tl.min", "tl.minimum", 'float("inf")'),
+}
+_SUM = Reduction("tl.sum", "", "0.0")
+
+
+def reduction_of(kind: str) -> Reduction:
+    """The form of a reduction; a mean and a norm are sums, which are finished later."""
+    return _REDUCTIONS.get(kind, _SUM)
+
+
 POWERS = (aten.pow.Tensor_Scalar,)
 """Ops with an exponent that is a number."""
 
@@ -389,13 +417,3 @@ def cast(node: fx.Node, a: KernelText) -> KernelText:
     else:
         text = f"{a.within(ATOM)}.to({computed_in(after)})"
     return made(text, ATOM, a, is_zero=a.is_zero)
-
-
-def exponent_of(node: fx.Node) -> Any:
-    """The exponent of a power, where it is a number."""
-    return argument_of(node, "exponent")
-
-
-def words_of(node: fx.Node) -> Sequence[str]:
-    """Those arguments of an op that are words: `approximate` of gelu."""
-    return [value for value in node.kwargs.values() if isinstance(value, str)]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pullback.errors import KernelError
-from pullback.kernels.axes import assigned_axes, reduced_dims
-from tests.kernels.graphs import draw, parts_of
+from pullback.triton_codegen.axes import assigned_axes, reduced_dims
+from tests.triton_codegen.graphs import draw, parts_of
 
 
 def axes_and_nodes(program, *given):

@@ -18,11 +18,13 @@ from torch import fx
 from pullback.capture.seeds import memory_order
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
-from pullback.kernels.body import kernel_source
-from pullback.kernels.expressions import HELPERS
-from pullback.kernels.plan import Kernel, KernelPlan, is_tensor, merge_groups, planned_kernels
-from pullback.kernels.sizes import Sizes, layouts_of
-from pullback.kernels.writer import KernelSource, wrapped_line
+from pullback.triton_codegen.body import kernel_source
+from pullback.triton_codegen.expressions import HELPERS
+from pullback.triton_codegen.grouping import merge_groups
+from pullback.triton_codegen.plan import Kernel, KernelPlan, is_tensor, planned_kernels
+from pullback.triton_codegen.sizes import Sizes, layouts_of
+from pullback.triton_codegen.wrapping import wrapped_line
+from pullback.triton_codegen.writer import KernelSource
 
 ACCUMULATED = {torch.float64: "torch.float64", torch.int64: "torch.int64"}
 
@@ -80,11 +82,9 @@ def phase_text(
     plan = planned_kernels(graph)
     merge_groups(plan, layouts_of(plan))
     named = _named_totals(plan, names)
-    contiguous = [n.name for n in plan.outputs if _is_contiguous(n)]
-    totals = [n.name for n, kind in plan.kinds.items() if kind == "total"]
-    sizes = Sizes(plan, named, made | frozenset(contiguous) | frozenset(totals))
-    writer = _Host(plan, name, named, sizes)
-    return writer.text()
+    contiguous = {n.name for n in plan.outputs if _is_contiguous(n)}
+    own = contiguous | {n.name for n in plan.totals}
+    return _Host(plan, name, named, Sizes(plan, named, made | own)).text()
 
 
 def _named_totals(plan: KernelPlan, names: HostNames) -> HostNames:
@@ -92,10 +92,10 @@ def _named_totals(plan: KernelPlan, names: HostNames) -> HostNames:
     found = HostNames(names)
     found.given = names.given
     taken = set(names.values())
-    for node, kind in plan.kinds.items():
+    for node in plan.totals:
         users = list(node.users)
         is_cast = len(users) == 1 and users[0] in plan.outputs and users[0].op == "call_function"
-        if kind == "total" and is_cast and node not in plan.outputs:
+        if is_cast and node not in plan.outputs:
             wish = f"{names.get(users[0].name, users[0].name)}_total"
             found[node.name] = wish if wish not in taken else names.get(node.name, node.name)
     return found

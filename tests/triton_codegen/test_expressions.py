@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pullback.kernels import expressions
-from pullback.kernels.expressions import (
+from pullback.triton_codegen import expressions
+from pullback.triton_codegen.expressions import (
     KernelText,
     add,
     div,

@@ -1,8 +1,9 @@
 """Sizes and strides, as the host reads them."""
 
-from pullback.kernels.plan import merge_groups, planned_kernels
-from pullback.kernels.sizes import Sizes, layouts_of
-from tests.kernels.graphs import draw, names_in, parts_of
+from pullback.triton_codegen.grouping import merge_groups
+from pullback.triton_codegen.plan import planned_kernels
+from pullback.triton_codegen.sizes import Sizes, layouts_of
+from tests.triton_codegen.graphs import draw, names_in, parts_of
 
 
 def sizes_of(program, *given):

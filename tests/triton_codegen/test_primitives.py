@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from pullback.graph.values import aten
-from tests.kernels.graphs import draw, parts_of
+from tests.triton_codegen.graphs import draw, parts_of
 
 
 def targets(graph):
@@ -49,7 +49,7 @@ def test_explicit_casts_of_the_program_stay():
 
 def test_gradients_that_are_not_wanted_are_left_out():
     from pullback.derive.recipes import Recipes
-    from pullback.kernels.primitives import kernel_parts
+    from pullback.triton_codegen.primitives import kernel_parts
 
     captured = Recipes(torch.mul, "auto").general((draw(3), draw(3))).captured
     parts = kernel_parts(captured, "auto", (True, False))

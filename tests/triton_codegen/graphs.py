@@ -6,8 +6,8 @@ import torch
 
 from pullback.derive.recipe import Parts
 from pullback.derive.recipes import Recipes
-from pullback.kernels.host import HostNames
-from pullback.kernels.primitives import kernel_parts
+from pullback.triton_codegen.host import HostNames, phase_text
+from pullback.triton_codegen.primitives import kernel_parts
 
 
 def parts_of(program: Any, *given: torch.Tensor) -> Parts:
@@ -20,6 +20,12 @@ def names_in(parts: Parts) -> HostNames:
     names = HostNames({node.name: text for node, text in parts.names.items()})
     names.given = frozenset(node.name for node in parts.names.given)
     return names
+
+
+def kernels_of(program: Any, *given: torch.Tensor, phase: str = "forward") -> Any:
+    """The kernels of one phase of a program, as text."""
+    parts = parts_of(program, *given)
+    return phase_text(getattr(parts, phase), phase, names_in(parts)).kernels
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

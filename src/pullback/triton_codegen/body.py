@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from pullback.graph.values import CASTS, aten, held_value
-from pullback.kernels.axes import REDUCTIONS, VIEWS
-from pullback.kernels.expressions import ATOM, KernelText, add, computed_in, div, is_cast, made
-from pullback.kernels.plan import Kernel, KernelPlan, Store
-from pullback.kernels.sizes import Sizes
-from pullback.kernels.writer import KernelSource, KernelWriter, Param, _Scope, wrapped_line
-
-EMPTY = {"max": '-float("inf")', "min": 'float("inf")'}
-COMBINED = {"max": "tl.maximum", "min": "tl.minimum"}
-LOADED = {"max": "tl.max", "min": "tl.min"}
+from pullback.triton_codegen.axes import REDUCTIONS, VIEWS
+from pullback.triton_codegen.expressions import (
+    ATOM,
+    KernelText,
+    Reduction,
+    add,
+    computed_in,
+    is_cast,
+    made,
+    reduction_of,
+)
+from pullback.triton_codegen.params import Param
+from pullback.triton_codegen.plan import Kernel, KernelPlan, Store, goals_of
+from pullback.triton_codegen.sizes import Sizes
+from pullback.triton_codegen.wrapping import wrapped_line
+from pullback.triton_codegen.writer import KernelScope, KernelSource, KernelWriter
 
 
 def kernel_source(
@@ -27,10 +33,13 @@ def kernel_source(
     """The text of a kernel."""
     writer = _Body(plan, kernel, name, names, sizes)
     lines = writer.final() if kernel.is_final else writer.main()
-    params = [*writer.pointers, *writer.strides, *writer.scalars.values(), *writer.constants()]
-    kept = {total: bool(plan.axes.all_of(total)) for total in kernel.totals}
+    params = [*writer.params.listed(), *writer.constants()]
     body = [f"    {line}" for line in lines]
-    return KernelSource(kernel, name, tuple(params), tuple(body), frozenset(writer.helpers), kept)
+    return KernelSource(kernel, name, tuple(params), tuple(body), frozenset(writer.helpers))
+
+
+def _form(total: fx.Node) -> Reduction:
+    return reduction_of(REDUCTIONS[total.target])
 
 
 class _Body(KernelWriter):
@@ -55,9 +64,9 @@ class _Body(KernelWriter):
             self._blocks()
         else:
             for total in self.kernel.totals:
-                self._accumulate(total, self.row)
+                self._accumulate(total)
             for store in self.kernel.stores:
-                self._store(store, self.row)
+                self._store(store)
         is_looped = self.kernel.is_looped
         head = self._head(is_looped)
         starts = []
@@ -88,7 +97,7 @@ class _Body(KernelWriter):
 
     def _row_lines(self, *, is_looped: bool = True) -> list[str]:
         """Where the rows of a program are."""
-        self._count(self.kernel.rows, "n_rows")
+        self.params.count(self.kernel.rows, "n_rows")
         if self.is_flat:
             return [] if is_looped else ["row = tl.program_id(0).to(tl.int64)"]
         first = "first" if is_looped else "tl.program_id(0).to(tl.int64) * ROWS"
@@ -111,7 +120,7 @@ class _Body(KernelWriter):
         """Where the columns of a program are."""
         if not self.kernel.cols:
             return []
-        self._count(self.kernel.cols, "n_cols")
+        self.params.count(self.kernel.cols, "n_cols")
         if self.is_flat:
             lines = ["col = tl.arange(0, BLOCK)"]
             return [*lines, "inside = col < n_cols"] if "inside" in self.masks else lines
@@ -128,7 +137,7 @@ class _Body(KernelWriter):
 
     # ---- stores and totals ----
 
-    def _store(self, store: Store, scope: Any) -> None:
+    def _store(self, store: Store) -> None:
         node, dtype = store.node, held_value(store.output).dtype
         while (
             self.uses.get(node, 0) <= 1
@@ -141,47 +150,46 @@ class _Body(KernelWriter):
         value = self.value(node, self.root)
         at = self.root
         if store.dim is not None:
-            part = self.plan.axes.of(store.node)[store.dim]
-            index = self._index_of(part, self.root, store.node)
-            start = self._number(store.start)
-            moved = (
-                index if store.start == 0 and isinstance(store.start, int) else add(index, start)
-            )
+            index: Any = self.index(store.node, store.dim, self.root)
+            if not (isinstance(store.start, int) and store.start == 0):
+                index = add(index, self._number(store.start))
             for leaf in self.plan.axes.of(store.output)[store.dim]:
-                at = at.moved(leaf, moved)  # type: ignore[arg-type]
+                at = at.moved(leaf, index)
         offset = self._offset(store.output, at, store if store.dim is not None else None)
-        pointer = self._pointer(store.output)
+        pointer = self.params.pointer(store.output)
         place = f"{pointer} + {offset.text}" if offset.text else pointer
         mask = self.inside(offset.rows, offset.cols)
         masked = f", mask={mask}" if mask else ""
-        (self.block if self.is_blocked and offset.cols else scope).lines.append(
-            f"tl.store({place}, {value.text}{masked})"
-        )
+        scope = self.block if self.is_blocked and offset.cols else self.row
+        scope.lines.append(f"tl.store({place}, {value.text}{masked})")
 
-    def _accumulate(self, total: fx.Node, scope: Any) -> None:
-        kind = REDUCTIONS[total.target]
+    def _keeps(self, total: fx.Node) -> bool:
+        """Whether a total has columns."""
+        return bool(self.plan.axes.all_of(total))
+
+    def _accumulate(self, total: fx.Node) -> None:
+        form = _form(total)
         source = self._typed(total, self._source_of(total, self.root))
-        keeps = bool(self.plan.axes.all_of(total))
-        needs_mask = (source.cols and not keeps) or (source.rows and not self.is_flat)
-        text = source.text
-        zero = EMPTY.get(kind, "0.0" if held_value(total).is_floating_point() else "0")
-        if needs_mask and not (source.is_zero and zero in ("0", "0.0")):
+        is_in_block = self.is_blocked and source.cols
+        needs_mask = (source.cols and not self._keeps(total)) or (source.rows and not self.is_flat)
+        text, empty = source.text, self._zero(total)
+        if needs_mask and not (source.is_zero and empty in ("0", "0.0")):
             mask = self.inside(source.rows or not self.is_flat, source.cols)
-            text = f"tl.where({mask}, {text}, {zero})" if mask else text
-        name = self._fresh(f"{self._name(total)}_sum")
-        if self.is_blocked and source.cols:
-            text = f"{LOADED.get(kind, 'tl.sum')}({text}, 0)"
-        if not self.kernel.is_looped and not (self.is_blocked and source.cols):
-            line = f"{name} = {text}"
-        elif kind in COMBINED:
-            line = f"{name} = {COMBINED[kind]}({name}, {text})"
-        else:
-            line = f"{name} += {text}"
-        if self.is_blocked and source.cols and not self.kernel.is_looped:
-            self.row.lines.append(f"{name} = {self._empty(total, source)}")
-        scope = self.block if self.is_blocked and source.cols else scope
-        scope.lines.append(line)
+            text = f"tl.where({mask}, {text}, {empty})" if mask else text
+        name = self.params.fresh(f"{self.params.name(total)}_sum")
+        if is_in_block:
+            text = f"{form.along}({text}, 0)"
+            if not self.kernel.is_looped:
+                self.row.lines.append(f"{name} = {self._empty(total, source)}")
+        is_updated = self.kernel.is_looped or is_in_block
+        line = form.update(name, text) if is_updated else f"{name} = {text}"
+        (self.block if is_in_block else self.row).lines.append(line)
         self.accumulators.append((total, name, source))
+
+    def _zero(self, total: fx.Node) -> str:
+        """What a total is of no numbers."""
+        empty = _form(total).empty
+        return empty if held_value(total).is_floating_point() or empty != "0.0" else "0"
 
     def _typed(self, total: fx.Node, source: KernelText) -> KernelText:
         before = held_value(total.args[0]).dtype
@@ -192,42 +200,29 @@ class _Body(KernelWriter):
 
     def _empty(self, total: fx.Node, source: KernelText) -> str:
         """What an accumulator begins with."""
-        kind, dtype = REDUCTIONS[total.target], computed_in(held_value(total).dtype)
-        value = EMPTY.get(kind, "0.0")
-        keeps = bool(self.plan.axes.all_of(total))
+        has_cols = source.cols or self._keeps(total)
+        if self.is_flat and (self.is_blocked or not has_cols):
+            return self._zero(total)
         if self.is_flat:
-            if not (source.cols or keeps) or self.is_blocked:
-                return value if held_value(total).is_floating_point() else "0"
-            shape = "(BLOCK,)"
-        else:
-            rows = "ROWS" if self.kernel.rows else "1"
-            shape = f"({rows}, {'COLS' if source.cols or keeps else 1})"
-        return (
-            f"tl.full({shape}, {value}, {dtype})"
-            if value != "0.0"
-            else f"tl.zeros({shape}, {dtype})"
-        )
+            return _filled("(BLOCK,)", total)
+        rows = "ROWS" if self.kernel.rows else "1"
+        return _filled(f"({rows}, {'COLS' if has_cols else 1})", total)
 
     def _partial(self, total: fx.Node, name: str, source: KernelText) -> list[str]:
         """What a program writes of a total when it has gone over its rows."""
-        pointer = self._pointer(total, f"{self._name(total)}_parts")
-        kind, keeps = REDUCTIONS[total.target], bool(self.plan.axes.all_of(total))
-        add_up = LOADED.get(kind, "tl.sum")
-        if keeps:
-            value = name if self.is_flat else f"{add_up}({name}, 0, keep_dims=True)"
+        pointer = self.params.pointer(total, f"{self.params.name(total)}_parts")
+        along = _form(total).along
+        if self._keeps(total):
+            value = name if self.is_flat else f"{along}({name}, 0, keep_dims=True)"
             mask = "inside" if self.is_flat else "in_cols"
             return [f"tl.store({pointer} + program * n_cols + col, {value}, mask={mask})"]
-        has_vector = (source.cols and not self.is_blocked) or not self.is_flat
-        value = name if not has_vector else f"{add_up}({name}, 0)"
         if not self.is_flat:
-            value = f"{add_up}({add_up}({name}, 1), 0)"
-        place = "program" if self.kernel.is_looped or not self.is_flat else "row"
-        if (
-            not self.is_flat
-            and not self.kernel.has_reductions
-            and self.kernel.rows
-            and self.kernel.cols
-        ):
+            value = f"{along}({along}({name}, 1), 0)"
+        else:
+            value = f"{along}({name}, 0)" if source.cols and not self.is_blocked else name
+        kernel = self.kernel
+        place = "program" if kernel.is_looped or not self.is_flat else "row"
+        if not self.is_flat and not kernel.has_reductions and kernel.rows and kernel.cols:
             place = "tl.program_id(1) * tl.num_programs(0) + program"
         return [f"tl.store({pointer} + {place}, {value})"]
 
@@ -237,7 +232,6 @@ class _Body(KernelWriter):
         """Each round of reductions goes over the blocks of a row, and the last over its stores."""
         self.masks.add("inside")
         for nodes in self._rounds():
-            self.block = _Scope()
             starts, ends = [], []
             for node in nodes:
                 begin, end = self._reduction(node, nodes)
@@ -246,26 +240,23 @@ class _Body(KernelWriter):
             self._close(starts, ends)
             for node in nodes:
                 self._finish_row(node)
-        self.block = _Scope()
         for total in self.kernel.totals:
-            self._accumulate(total, self.row)
+            self._accumulate(total)
         for store in self.kernel.stores:
-            self._store(store, self.row)
+            self._store(store)
         if self.block.lines:
             self._close([], [])
 
     def _close(self, starts: Sequence[str], ends: Sequence[str]) -> None:
-        self._count(self.kernel.cols, "n_cols")
+        self.params.count(self.kernel.cols, "n_cols")
         body = ["col = start + tl.arange(0, BLOCK)", "inside = col < n_cols", *self.places["col"]]
         lines = [*starts, "for start in range(0, n_cols, BLOCK):"]
         lines += [f"    {line}" for line in [*body, *self.block.lines, *ends]]
         self.row.lines += lines
-        self.block = _Scope()
+        self.block = KernelScope()
 
     def _rounds(self) -> list[list[fx.Node]]:
         """Reductions along columns, by how many others each depends on."""
-        goals: list[Any] = [s.node for s in self.kernel.stores]
-        goals += [t.args[0] for t in self.kernel.totals]
         depths: dict[fx.Node, int] = {}
 
         def depth(node: fx.Node) -> int:
@@ -278,12 +269,11 @@ class _Body(KernelWriter):
             depths[node] = depth(partner) if partner is not None else inner + is_own
             return depths[node]
 
-        for goal in goals:
+        for goal in goals_of(self.kernel):
             depth(goal)
-        order = {node: place for place, node in enumerate(self.plan.graph.nodes)}
         found: dict[int, list[fx.Node]] = {}
-        for node in sorted(depths, key=order.__getitem__):
-            if self.plan.kinds.get(node) == "row" and self.plan.axes.reduced(node):
+        for node, kind in self.plan.kinds.items():
+            if node in depths and kind == "row" and self.plan.axes.reduced(node):
                 found.setdefault(depths[node], []).append(node)
         return [found[key] for key in sorted(found)]
 
@@ -305,37 +295,27 @@ class _Body(KernelWriter):
 
     def _reduction(self, node: fx.Node, nodes: Sequence[fx.Node]) -> tuple[list[str], list[str]]:
         """The lines before a loop, and the last in it, that reduce a row block by block."""
-        kind = REDUCTIONS[node.target]
-        name = self._fresh(self._name(node))
+        name = self.params.fresh(self.params.name(node))
         self.row.known["total of", node] = KernelText(name, rows=True)
         partner = self._partner(node)
         if partner in nodes:
             return self._online(node, name, partner)
         if any(self._partner(other) is node for other in nodes):
             return [f'{name} = -float("inf")'], []  # its sum of exponentials keeps it up to date
-        source = self._source_of(node, self.root)
+        source, form = self._source_of(node, self.root), _form(node)
         text = source.text
-        zero = EMPTY.get(kind, "0.0")
-        if source.cols and not (source.is_zero and zero == "0.0"):
-            text = f"tl.where(inside, {text}, {zero})"
-        if kind in COMBINED:
-            return [f"{name} = {zero}"], [
-                f"{name} = {COMBINED[kind]}({name}, {LOADED[kind]}({text}, 0))"
-            ]
-        if not source.cols:
-            text = f"tl.where(inside, {text}, 0.0)"
-        return [f"{name} = 0.0"], [f"{name} += tl.sum({text}, 0)"]
+        if not source.cols or not (source.is_zero and form.empty == "0.0"):
+            text = f"tl.where(inside, {text}, {form.empty})"
+        return [f"{name} = {form.empty}"], [form.update(name, f"{form.along}({text}, 0)")]
 
     def _online(self, node: fx.Node, name: str, largest: Any) -> tuple[list[str], list[str]]:
         """A sum of exponentials, scaled anew when a larger number comes."""
         best = self.row.known["total of", largest].text
         source = self.value(largest.args[0], self.root)
-        x = (
-            source.text
-            if source.text.isidentifier()
-            else self._bind(object(), self._fresh("x"), source).text
-        )
-        new, shift = self._fresh(f"new_{best}"), self._fresh("shift")
+        if not source.text.isidentifier():
+            source = self.bind(object(), self.params.fresh("x"), source)
+        x = source.text
+        new, shift = self.params.fresh(f"new_{best}"), self.params.fresh("shift")
         infinity = 'float("inf")'
         return [f"{name} = 0.0"], [
             f"{new} = tl.maximum({best}, tl.max(tl.where(inside, {x}, -{infinity}), 0))",
@@ -347,8 +327,8 @@ class _Body(KernelWriter):
 
     def _finish_row(self, node: fx.Node) -> None:
         total = self.row.known["total of", node]
-        count = KernelText(self._count(self.kernel.cols, "n_cols"))
-        found = self._finished(node, REDUCTIONS[node.target], total, count)
+        count = KernelText(self.params.count(self.kernel.cols, "n_cols"))
+        found = self._finished(REDUCTIONS[node.target], total, count)
         key = self._key(node, self.root)
         self.row.known[key] = found
         if found is not total:
@@ -363,59 +343,59 @@ class _Body(KernelWriter):
         has_cols = bool(self.kernel.cols)
         lines: list[str] = []
         shape = "(PARTS, COLS)" if has_cols else "(PARTS,)"
-        self._scalar("n_parts", "n_parts")
+        self.params.scalar("n_parts", "n_parts")
         if has_cols:
-            self._count(self.kernel.cols, "n_cols")
+            self.params.count(self.kernel.cols, "n_cols")
             lines += ["col = tl.program_id(0) * COLS + tl.arange(0, COLS)", "inside = col < n_cols"]
         starts, loads, ends = [], [], []
         for total in self.kernel.totals:
-            name = self._fresh(self._name(total))
-            kind, dtype = REDUCTIONS[total.target], computed_in(held_value(total).dtype)
-            empty = EMPTY.get(kind, "0.0")
-            pointer = self._pointer(total, f"{self._name(total)}_parts")
+            name = self.params.fresh(self.params.name(total))
+            form, kind = _form(total), REDUCTIONS[total.target]
+            pointer = self.params.pointer(total, f"{self.params.name(total)}_parts")
             place = "part[:, None] * n_cols + col[None, :]" if has_cols else "part"
             mask = "(part < n_parts)[:, None] & inside[None, :]" if has_cols else "part < n_parts"
-            starts.append(
-                f"{name} = tl.full({shape}, {empty}, {dtype})"
-                if kind in EMPTY
-                else f"{name} = tl.zeros({shape}, {dtype})"
-            )
-            other = empty if held_value(total).is_floating_point() else "0"
-            load = f"tl.load({pointer} + {place}, mask={mask}, other={other})"
-            loads.append(
-                f"{name} = {COMBINED[kind]}({name}, {load})"
-                if kind in COMBINED
-                else f"{name} += {load}"
-            )
-            summed = KernelText(f"{LOADED.get(kind, 'tl.sum')}({name}, 0)", cols=has_cols)
-            if kind == "mean":
-                over, every = self.plan.axes.reduced(total), self.plan.axes.all_of(total.args[0])  # type: ignore[arg-type]
-                reduced = [leaf for leaf in every if leaf in over]
-                given = self.sizes.product([leaf.size for leaf in reduced])
-                summed = div(summed, KernelText(self._scalar(self._fresh("count"), given)))
-            elif kind == "norm":
-                summed = replace(summed, text=f"tl.sqrt({summed.text})")
+            starts.append(f"{name} = {_filled(shape, total)}")
+            load = f"tl.load({pointer} + {place}, mask={mask}, other={self._zero(total)})"
+            loads.append(form.update(name, load))
+            summed = KernelText(f"{form.along}({name}, 0)", cols=has_cols)
+            summed = self._finished(kind, summed, self._count_of(total))
             ends.append(f"{name} = {summed.text}")
             self.before.known[self._key(total, self.root)] = KernelText(name, cols=has_cols)
         loop = ["for start in range(0, n_parts, PARTS):", "    part = start + tl.arange(0, PARTS)"]
         lines += [*starts, *loop, *(f"    {line}" for line in loads), *ends]
         for total in self.kernel.totals:
             if total in self.plan.buffers and not any(s.node is total for s in self.kernel.stores):
-                self.tensors.pop(total, None)
+                self.params.tensors.pop(total, None)
                 self._store_total(total)
         for store in self.kernel.stores:
-            if store.output in self.tensors:  # the parts of a total have its name already
-                self.tensors.pop(store.output)
-            self._store(store, self.row)
+            if store.output in self.params.tensors:  # the parts of a total have its name already
+                self.params.tensors.pop(store.output)
+            self._store(store)
         lines += [*self.places["col"], *self.before.lines, *self.row.lines]
         return [part for line in lines for part in wrapped_line(line)]
 
+    def _count_of(self, total: fx.Node) -> KernelText:
+        """How many numbers a mean is of."""
+        if REDUCTIONS[total.target] != "mean":
+            return KernelText("")
+        over, every = self.plan.axes.reduced(total), self.plan.axes.all_of(total.args[0])  # type: ignore[arg-type]
+        given = self.sizes.product([leaf.size for leaf in every if leaf in over])
+        return KernelText(self.params.scalar(self.params.fresh("count"), given))
+
     def _store_total(self, total: fx.Node) -> None:
         value = self.before.known[self._key(total, self.root)]
-        pointer = self._pointer(total)
+        pointer = self.params.pointer(total)
         mask = ", mask=inside" if self.kernel.cols else ""
         place = f"{pointer} + col" if self.kernel.cols else pointer
         self.row.lines.append(f"tl.store({place}, {value.text}{mask})")
+
+
+def _filled(shape: str, total: fx.Node) -> str:
+    """Accumulators of a total, as they begin."""
+    dtype, empty = computed_in(held_value(total).dtype), _form(total).empty
+    if empty == "0.0":
+        return f"tl.zeros({shape}, {dtype})"
+    return f"tl.full({shape}, {empty}, {dtype})"
 
 
 def _plain(node: Any) -> Any:

@@ -1,8 +1,8 @@
 """Files of kernels: what they are decorated with, and the functions that they need."""
 
-from pullback.kernels.module import common_texts, kernel_text, usual_options
-from tests.kernels.graphs import draw
-from tests.kernels.test_host import phase_of
+from pullback.triton_codegen.module import common_texts, kernel_text, usual_options
+from tests.triton_codegen.graphs import draw
+from tests.triton_codegen.test_host import phase_of
 
 
 def test_first_configuration_is_the_usual_one():

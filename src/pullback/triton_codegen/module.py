@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pullback.kernels.expressions import HELPERS
-from pullback.kernels.host import COMMON, PhaseText
-from pullback.kernels.writer import KernelSource
+from pullback.triton_codegen.expressions import HELPERS
+from pullback.triton_codegen.host import COMMON, PhaseText
+from pullback.triton_codegen.writer import KernelSource
 
 IMPORTS = """\
 import functools

@@ -13,8 +13,8 @@ from torch import fx
 from pullback.capture.fake import in_words
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
-from pullback.kernels.axes import Axis
-from pullback.kernels.plan import Group, Kernel, KernelPlan, is_tensor
+from pullback.triton_codegen.axes import Axis
+from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, is_tensor
 
 
 @dataclass(eq=False)
@@ -88,8 +88,7 @@ class Sizes:
 def layouts_of(plan: KernelPlan) -> dict[fx.Node, list[tuple[Axis, int]]]:
     """For each tensor of a plan, its axes with their strides as they were in the examples."""
     found: dict[fx.Node, list[tuple[Axis, int]]] = {}
-    totals = [n for n, kind in plan.kinds.items() if kind == "total"]
-    for node in [*plan.inputs, *plan.outputs, *totals]:
+    for node in [*plan.inputs, *plan.outputs, *plan.totals]:
         value = held_value(node)
         row: list[tuple[Axis, int]] = []
         for dim, leaves in enumerate(plan.axes.of(node)):

@@ -18,9 +18,8 @@ from torch import fx
 from pullback.errors import KernelError
 from pullback.graph.cost import argument_of, hint_of
 from pullback.graph.values import aten, held_value, same, tensor_of
-from pullback.kernels.expressions import POWERS, TABLE, is_cast
+from pullback.triton_codegen.expressions import POWERS, TABLE, is_cast
 
-Dims = tuple["Row", ...]
 Row = tuple["Axis", ...]
 
 
@@ -69,10 +68,6 @@ REDUCTIONS: dict[Any, str] = {
     aten.max.default: "max",
     aten.min.default: "min",
     aten.linalg_vector_norm.default: "norm",
-    aten.any.default: "any",
-    aten.any.dim: "any",
-    aten.all.default: "all",
-    aten.all.dim: "all",
 }
 """Ops that make one number of many, and how."""
 
@@ -80,12 +75,10 @@ CUTS = (
     *(aten.slice.Tensor, aten.select.int, aten.cat.default, aten.slice_backward.default),
     *(aten.select_backward.default, aten.constant_pad_nd.default, aten.flip.default),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int),
-    *(aten.stack.default, aten.roll.default, aten.slice_scatter.default),
-    aten.select_scatter.default,
 )
 """Ops that take a tensor apart, or put it together, along a dimension."""
 
-PICKS = (aten.gather.default, aten.index_select.default, aten.embedding.default)
+PICKS = (aten.gather.default, aten.index_select.default)
 """Ops that read at an index that is computed."""
 
 SCATTERS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
@@ -96,7 +89,7 @@ CREATED = (
     *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
     *(aten.full_like.default, aten.zeros_like.default, aten.ones_like.default),
     *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.arange.default),
-    *(aten.arange.start, aten.arange.start_step, torch.ops.prims.iota.default, aten.eye.default),
+    *(aten.arange.start, aten.arange.start_step, torch.ops.prims.iota.default),
 )
 """Ops that make a tensor of sizes and numbers alone."""
 
@@ -183,17 +176,13 @@ class Axes:
         ]
 
     def _pick(self, node: fx.Node, value: torch.Tensor) -> None:
-        source, index = _picked(node)
-        rank, at = value.dim(), self.dims[index]
-        if node.target is aten.embedding.default:
-            self.dims[node] = [*at, *self.dims[source][1:]]
-            return
-        dim = _dim(node, source)
-        rows = self.dims[source]
+        source: Any = node.args[0]
+        rows, at = self.dims[source], self.dims[node.args[2]]  # type: ignore[index]
+        dim = dim_of(node, source)
         if node.target is aten.index_select.default:
             self.dims[node] = [*rows[:dim], at[0] if at else (), *rows[dim + 1 :]]
             return
-        for place in range(rank):  # gather: the index has all dimensions
+        for place in range(value.dim()):  # gather: the index has all dimensions
             if place != dim and leaves_of(rows[place]) and leaves_of(at[place]):
                 self._same(rows[place], at[place])
         self.dims[node] = list(at)
@@ -218,18 +207,16 @@ class Axes:
         if target is getitem:
             self._part(node, value)
             return
-        if target is aten.stack.default or target is aten.cat.default:
+        if target is aten.cat.default:
             self._joined(node, value)
             return
         source: Any = node.args[0]
         rows = list(self.dims[source])
         if target is aten.select.int:
-            del rows[_dim(node, source)]
+            del rows[dim_of(node, source)]
         elif target is aten.select_backward.default:
-            dim = int(node.args[2]) % value.dim()  # type: ignore[arg-type]
+            dim = dim_of(node, node)
             rows.insert(dim, _fresh(value.shape[dim]))
-        elif target in (aten.slice_scatter.default, aten.select_scatter.default):
-            pass
         else:
             known = tensor_of(source)
             rows = [
@@ -246,7 +233,7 @@ class Axes:
         if whole.target not in CUTS:
             raise refusal(whole)
         source = whole.args[0]
-        dim = _dim(whole, source)
+        dim = dim_of(whole, source)
         rows = list(self.dims[source])
         if whole.target is aten.unbind.int:
             del rows[dim]
@@ -256,13 +243,10 @@ class Axes:
 
     def _joined(self, node: fx.Node, value: torch.Tensor) -> None:
         parts: Any = node.args[0]
-        dim = int(argument_of(node, "dim") or 0) % value.dim()
+        dim = dim_of(node, node)
         rows: list[Row] = [()] * value.dim()
         for part in parts:
-            given = list(self.dims[part])
-            if node.target is aten.stack.default:
-                given.insert(dim, ())
-            for place, row in enumerate(given):
+            for place, row in enumerate(self.dims[part]):
                 if place != dim and leaves_of(row):
                     rows[place] = self._same(rows[place], row)
         rows[dim] = _fresh(value.shape[dim])
@@ -397,23 +381,18 @@ def _quotient(size: Any, hint: int, symbol: Any) -> Any:
     return size // by
 
 
-def _dim(node: fx.Node, source: fx.Node) -> int:
+def dim_of(node: fx.Node, source: fx.Node) -> int:
+    """The dimension of a source that an op names."""
     value = tensor_of(source)
     dim = argument_of(node, "dim")
     rank = value.dim() if value is not None else 1
     return int(dim or 0) % max(rank, 1)
 
 
-def _picked(node: fx.Node) -> tuple[Any, Any]:
-    if node.target is aten.embedding.default:
-        return node.args[0], node.args[1]
-    return node.args[0], node.args[2]
-
-
 def _moves(node: fx.Node, dim: int) -> bool:
     """Whether an op of `CUTS` moves numbers along a dimension whose size it keeps."""
-    if node.target is aten.flip.default or node.target is aten.roll.default:
-        given: Any = node.args[1] if node.target is aten.flip.default else argument_of(node, "dims")
-        rank = held_value(node).dim()
-        return not given or dim in [int(d) % rank for d in given]
-    return False
+    if node.target is not aten.flip.default:
+        return False
+    dims: Any = node.args[1]
+    rank = held_value(node).dim()
+    return not dims or dim in [int(d) % rank for d in dims]

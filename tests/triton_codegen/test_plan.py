@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from pullback.errors import KernelError
-from pullback.kernels.plan import merge_groups, planned_kernels
-from pullback.kernels.sizes import layouts_of
-from tests.kernels.graphs import draw, parts_of
+from pullback.triton_codegen.grouping import merge_groups
+from pullback.triton_codegen.plan import planned_kernels
+from pullback.triton_codegen.sizes import layouts_of
+from tests.triton_codegen.graphs import draw, parts_of
 
 
 def plan_of(graph):
@@ -45,16 +46,6 @@ def test_loss_is_added_up_without_going_over_rows():
     assert main.totals
     assert not main.is_looped
     assert [store.output.meta["val"].dim() for store in final.stores] == [0, 0]
-
-
-def test_contiguous_rows_are_merged():
-    plan = plan_of(parts_of(torch.sin, draw(2, 3, 8)).forward)
-    turned = plan_of(parts_of(torch.sin, draw(3, 2, 8).transpose(0, 1).detach()).forward)
-
-    assert len(plan.kernels[0].rows) == 1
-    assert (
-        sum(group.hint for group in turned.kernels[0].rows) == 6 or len(turned.kernels[0].rows) == 2
-    )
 
 
 def test_parts_that_are_joined_are_stored_apart():

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.graphs import draw
-from tests.kernels.test_writer import kernels_of
+from tests.triton_codegen.graphs import draw
+from tests.triton_codegen.test_writer import kernels_of
 
 
 def test_long_softmax_goes_over_a_row_twice():

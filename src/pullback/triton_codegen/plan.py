@@ -9,7 +9,7 @@ that it goes over, writes it, and a small kernel adds these up in a fixed order 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,10 @@ import torch
 from torch import fx
 
 from pullback.graph.cost import hint_of
+from pullback.graph.cut_problem import ancestors
 from pullback.graph.values import aten, held_value
-from pullback.kernels.axes import (
-    CREATED,
-    CUTS,
-    PICKS,
+from pullback.triton_codegen.axes import (
     REDUCTIONS,
-    SCATTERS,
     Axes,
     Axis,
     assigned_axes,
@@ -121,9 +118,20 @@ class KernelPlan:
     buffers: list[fx.Node]
 
     @property
+    def totals(self) -> list[fx.Node]:
+        """The reductions along rows."""
+        return [node for node, kind in self.kinds.items() if kind == "total"]
+
+    @property
     def inputs(self) -> list[fx.Node]:
         """The placeholders that are tensors."""
         return [n for n in self.graph.find_nodes(op="placeholder") if is_tensor(n)]
+
+
+def goals_of(kernel: Kernel) -> list[Any]:
+    """What a kernel computes of its inputs."""
+    totals = [] if kernel.is_final else [total.args[0] for total in kernel.totals]
+    return [*(store.node for store in kernel.stores), *totals]
 
 
 def is_tensor(node: Any) -> bool:
@@ -159,7 +167,7 @@ class _Planner:
         returned: Any = graph.output_node().args[0]
         found = [n for n in returned if is_tensor(n) and n.op != "placeholder"]
         self.outputs = list(dict.fromkeys(found))
-        self.live = _ancestors(self.outputs)
+        self.live = ancestors(self.outputs)
         self.kinds: dict[fx.Node, str] = {}
         for node in graph.nodes:
             if node in self.live and node.target in REDUCTIONS:
@@ -221,20 +229,10 @@ class _Planner:
 
     def _needs(self, node: fx.Node) -> tuple[list[fx.Node], frozenset[fx.Node]]:
         """The reductions along columns that a value takes, and the totals that it reads."""
-        rows, totals, seen, left = [], set(), set(), [node]
-        while left:
-            one = left.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            kind = self.kinds.get(one)
-            if kind == "total":
-                totals.add(one)
-                continue
-            if kind == "row":
-                rows.append(one)
-            left += one.all_input_nodes
-        return rows, frozenset(totals)
+        totals = {n for n, kind in self.kinds.items() if kind == "total"}
+        found = ancestors([node], totals)
+        rows = [n for n, kind in self.kinds.items() if kind == "row" and n in found]
+        return rows, frozenset(found & totals)
 
     def _total_goal(self, node: fx.Node) -> _Goal:
         source: Any = node.args[0]
@@ -256,7 +254,7 @@ class _Planner:
     def _stores(self, output: fx.Node) -> list[Store]:
         """An output as a whole, or each of the parts that it is put together of."""
         node = output
-        while node.target in (aten.clone.default, aten.contiguous.default) or _is_plain_cast(node):
+        while node.target in (aten.clone.default, aten.contiguous.default):
             node = node.args[0]  # type: ignore[assignment]
         if node.target is not aten.cat.default or self._needs(node)[0]:
             return [Store(output, output)]
@@ -379,108 +377,3 @@ class _Planner:
         if size > LONG and not keeps:
             return "blocks"
         return "row" if size >= WIDE else "tile"
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    left = list(nodes)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found
-
-
-def _is_plain_cast(node: fx.Node) -> bool:
-    return False
-
-
-# ---- groups ----
-
-
-def merge_groups(plan: KernelPlan, layouts: Mapping[fx.Node, Sequence[tuple[Axis, Any]]]) -> None:
-    """Merge neighbouring axes of each kernel that lie together in all tensors that it reads.
-
-    `layouts` has for each tensor its axes and their strides as they were in the examples.
-    """
-    fixed = fixed_axes(plan)
-    for kernel in plan.kernels:
-        if kernel.is_final:
-            continue
-        used = [layouts[n] for n in touched(plan, kernel)]
-        kernel.rows = _in_memory_order(kernel.rows, used)
-        kernel.rows = _merged(kernel.rows, used, fixed)
-        kernel.cols = _merged(kernel.cols, used, fixed)
-    for kernel in plan.kernels:
-        if kernel.is_final and kernel.source is not None and kernel.cols:
-            kernel.cols = list(kernel.source.cols)
-
-
-def _in_memory_order(
-    groups: Sequence[Group], tensors: Sequence[Sequence[tuple[Axis, Any]]]
-) -> list[Group]:
-    """Rows as they follow each other in memory, in the first tensor that has all of them."""
-    for tensor in tensors:
-        strides = dict(tensor)
-        if all(leaf in strides for group in groups for leaf in group.leaves):
-            return sorted(groups, key=lambda group: -strides[group.leaves[-1]])
-    return list(groups)
-
-
-def touched(plan: KernelPlan, kernel: Kernel) -> list[fx.Node]:
-    """The tensors that a kernel reads or writes."""
-    goals = [s.node for s in kernel.stores]
-    goals += [] if kernel.is_final else [t.args[0] for t in kernel.totals]  # type: ignore[misc]
-    seen: set[fx.Node] = set()
-    left, found = list(goals), []
-    while left:
-        node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        is_buffer = plan.kinds.get(node) == "total"
-        if is_tensor(node) and (node.op == "placeholder" or is_buffer):
-            found.append(node)
-        else:
-            left += node.all_input_nodes
-    order = {node: place for place, node in enumerate(plan.graph.nodes)}
-    outputs = [s.output for s in kernel.stores]
-    return list(dict.fromkeys([*sorted(found, key=order.__getitem__), *outputs]))
-
-
-def fixed_axes(plan: KernelPlan) -> set[Axis]:
-    """Axes whose index is computed with: they are merged with no other."""
-    found: set[Axis] = set()
-    for node in plan.graph.nodes:
-        is_cut = node.target in CUTS or node.target in PICKS or node.target in SCATTERS
-        is_index = node.target in CREATED and "arange" in str(node.target)
-        if is_cut or is_index or "iota" in str(node.target) or "tri" in str(node.target):
-            values = [node, *node.all_input_nodes]
-            for value in values:
-                if value in plan.axes.dims:
-                    found |= set(plan.axes.all_of(value)[-2:])
-    return found
-
-
-def _merged(
-    groups: Sequence[Group], tensors: Sequence[Sequence[tuple[Axis, Any]]], fixed: set[Axis]
-) -> list[Group]:
-    leaves = [leaf for group in groups for leaf in group.leaves]
-    merged: list[Group] = []
-    for leaf in leaves:
-        last = merged[-1] if merged else None
-        is_free = last is not None and leaf not in fixed and last.leaves[-1] not in fixed
-        if last is not None and is_free and all(_lie_together(last, leaf, t) for t in tensors):
-            merged[-1] = Group((*last.leaves, leaf))
-            continue
-        merged.append(Group((leaf,)))
-    return merged
-
-
-def _lie_together(group: Group, leaf: Axis, tensor: Sequence[tuple[Axis, Any]]) -> bool:
-    strides = dict(tensor)
-    present = [axis in strides for axis in (*group.leaves, leaf)]
-    if not any(present):
-        return True
-    return all(present) and strides[group.leaves[-1]] == strides[leaf] * hint_of(leaf.size)
