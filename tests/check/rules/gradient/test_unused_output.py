@@ -4,7 +4,6 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
-
 from tests.check.subjects import check_of, made, normal, rule_tests
 
 check = check_of("unused-output")
