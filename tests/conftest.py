@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import json
 import os
 import random
 import re
@@ -166,6 +167,38 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=settings)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def warm_python(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., "subprocess.CompletedProcess[str]"]]:
+    """Like `run_python`, in a process forked from a Python that has PyTorch loaded: `warm.py`."""
+    folder = tmp_path_factory.mktemp("warm")
+    out, err = folder / "out", folder / "err"
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(Path(__file__).with_name("warm.py"))]
+    settings = {**os.environ, "PYTHONPATH": path}
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=settings
+    )
+    assert server.stdin
+    assert server.stdout
+
+    def run(
+        *arguments: str, folder: Path | None = None, **settings: str
+    ) -> "subprocess.CompletedProcess[str]":
+        request = {"argv": arguments, "folder": str(folder or Path.cwd()), "settings": settings}
+        print(
+            json.dumps({**request, "out": str(out), "err": str(err)}), file=server.stdin, flush=True
+        )
+        code = int(server.stdout.readline())
+        texts = (file.read_text("utf-8") for file in (out, err))
+        return subprocess.CompletedProcess(arguments, code, *texts)
+
+    yield run
+    server.stdin.close()
+    server.wait()
 
 
 # ---- tests that need a worker ----

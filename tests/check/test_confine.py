@@ -74,6 +74,28 @@ def test_what_a_worker_started_ends_with_it():
     assert (lives(pid), wait_for_end(sleeper)) == (False, True)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="Linux says who started whom")
+@pytest.mark.parametrize("is_orphan", [False, True])
+def test_what_left_the_group_ends_with_the_worker(is_orphan):
+    sleep = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
+
+    def start_daemon(outbox):
+        command = [sys.executable, "-c", *([start] if is_orphan else []), sleep]
+        pipe = subprocess.PIPE
+        daemon = subprocess.Popen(command, stdout=pipe, start_new_session=True, text=True)
+        outbox.send(int(daemon.stdout.readline()))
+        time.sleep(600)
+
+    fork = Fork(start_daemon, Told(0))
+    daemon = next_of(fork)
+    before = lives(daemon)
+    fork.stop()
+
+    assert before
+    assert wait_for_end(daemon)
+
+
 def test_end_of_a_worker_is_seen_while_its_children_live():
     def leave(outbox):
         if os.fork() == 0:

@@ -222,16 +222,3 @@ def test_argument_without_a_repr_is_named_by_its_type():
 
     assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
     assert report.examples == ("x: float64[3], how: a Speechless",)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensor_without_sizes_is_refused():
-    x = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], requires_grad=True)
-    with pytest.raises(ExamplesError) as raised:
-        pb.check(Scaled, (x, 1), select=["wrong-factor"])
-
-    assert str(raised.value) == (
-        "E403 examples: the inputs of `Scaled` must be tensors that have sizes\n"
-        "  got:      a nested tensor with layout torch.strided\n"
-        "  fix:      make it with layout=torch.jagged, or check with a plain tensor"
-    )

@@ -1,10 +1,7 @@
 """Completion in the shell: by the lines that `docs/install.md` gives, for commands and options."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,20 +11,13 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 @pytest.fixture
-def pullback(tmp_path):
+def pullback(warm_python, tmp_path):
     """Run a command called `pullback`, as it is installed, with settings of the environment."""
     program = tmp_path / "pullback"
     program.write_text("from pullback.cli.main import main\nmain()\n")
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
 
     def run(**settings):
-        return subprocess.run(
-            [sys.executable, program],
-            env={**os.environ, "PYTHONPATH": path, **settings},
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
+        return warm_python(str(program), **settings).stdout
 
     return run
 

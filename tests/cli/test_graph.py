@@ -14,6 +14,9 @@ def wave(x):
 
 wave.examples = lambda: (torch.ones(3, requires_grad=True),)
 
+def twice(x):
+    return 2 * x
+
 def make_model():
     return torch.nn.Linear(3, 2)
 """
@@ -51,6 +54,7 @@ def test_page_is_written(file):
         (["waves.py:wave", "--html", "no/page.html"], "no"),
         (["waves.py:wave", "--save", "nothing"], "save"),
         (["waves.py:wav"], "names such as wave"),
+        (["waves.py:twice", "--example", "3"], "must be given a tensor"),
         (["waves.py:make_model"], "must come with examples"),
     ],
 )

@@ -23,12 +23,12 @@ def script_of(text):
 
 
 @pytest.fixture
-def run_script(run_python, tmp_path):
-    """Run the blocks of a document in a fresh process and an empty folder."""
+def run_script(warm_python, tmp_path):
+    """Run the blocks of a document in a process of its own and an empty folder."""
 
     def run(text):
         (tmp_path / "document.py").write_text(script_of(text), encoding="utf-8")
-        return run_python("document.py", folder=tmp_path)
+        return warm_python("document.py", folder=tmp_path)
 
     return run
 
@@ -46,8 +46,8 @@ def modules():
 
 
 def documents_or_slow():
-    """The documents; those that build C++ and measure take their time."""
-    slow = dict.fromkeys(("emit.md", "plan.md"), pytest.mark.slow)
+    """The documents; those that build C++, measure, or start fresh processes take their time."""
+    slow = dict.fromkeys(("emit.md", "judge.md", "plan.md"), pytest.mark.slow)
     return [pytest.param(p, id=p.name, marks=slow.get(p.name, ())) for p in documents_with_code()]
 
 

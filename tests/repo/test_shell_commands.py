@@ -1,17 +1,23 @@
 """Every shell command in the documents runs as printed, from the root of a fresh clone.
 
 A command may find something (exit code 1), but not fail to run. Those that take long are slow
-tests; those that cannot run here are exempt, each for a reason.
+tests; those that cannot run here are exempt, each for a reason; of both, the command line is read.
+A command runs once, whichever documents have it.
 """
 
+import functools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from _pullback_cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,7 +35,9 @@ EXEMPT = {
     r"^python -m pullback$": "prints its help, which is a usage error without a command",
     r"^python -m docs\.generate$": "test_generated_docs.py compares what it writes",
 }
-SLOW = r"^pullback plan|--build|--ranks|--profile deep|^pullback check examples/my_ops.py($| )"
+SLOW = (
+    r"^pullback (plan|judge)|--build|--ranks|--profile deep|^pullback check examples/my_ops.py($| )"
+)
 QUICK = r"--write-baseline|--show-settings"  # of the slow ones, those that are run all the same
 
 FENCE = re.compile(r"^```(bash|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -63,8 +71,8 @@ def is_slow(command):
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """The files that git knows, and those that it would take, in a folder of their own."""
-    if not shutil.which("git") or not shutil.which("bash") or not (ROOT / ".git").exists():
-        pytest.skip("needs git, bash and a repository")
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("needs git and a repository")
     folder = tmp_path_factory.mktemp("clone")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -81,56 +89,121 @@ def clone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shell(clone, tmp_path_factory):
-    """Run a command in the clone, with `pullback` as it is installed and this Python."""
-    programs = tmp_path_factory.mktemp("programs")
-    shims = {"python": "", "pullback": " -m _pullback_cli"}
-    for name, rest in shims.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{rest} "$@"\n')
-        (programs / name).chmod(0o755)
-    settings = {
-        **os.environ,
+def programs(tmp_path_factory):
+    """A folder with `pullback` as it is installed, and this Python."""
+    folder = tmp_path_factory.mktemp("programs")
+    call = "from _pullback_cli import main; main()"
+    for name, rest in {"python": "", "pullback": f" -c '{call}'"}.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{rest} "$@"\n')
+        (folder / name).chmod(0o755)
+    (folder / "warm").write_text(call)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(programs, tmp_path_factory):
+    return {
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
-        "PYTHONPATH": str(clone / "src"),
         "PULLBACK_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
     }
 
+
+@pytest.fixture(scope="module")
+def warm(clone, warm_python, programs, settings):
+    """Run a command in the clone, once, by a process that has PyTorch loaded."""
+    begin = {"python": [], "pullback": [str(programs / "warm")]}
+
+    @functools.cache
+    def run(command):
+        name, *rest = shlex.split(command)
+        return warm_python(*begin[name], *rest, folder=clone, **settings)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def shell(clone, settings):
+    """Run a command in the clone, once, by the shell."""
+    if not shutil.which("bash"):
+        pytest.skip("needs bash")
+    fresh = {**os.environ, **settings, "PYTHONPATH": str(clone / "src")}
+
+    @functools.cache
     def run(command):
         return subprocess.run(
-            ["bash", "-c", command], cwd=clone, env=settings, capture_output=True, text=True
+            ["bash", "-c", command], cwd=clone, env=fresh, capture_output=True, text=True
         )
 
     return run
 
 
-def run_all(shell, path, *, slow):
+def run_all(run, path, *, slow):
     """Run the commands of a document in their order: one may use what another wrote."""
     for command in dict.fromkeys(map(bare, commands_of(path.read_text("utf-8")))):
         if reason_for(command) or (is_slow(command) and not slow):
             continue
-        done = shell(command)
+        done = run(command)
         told = f"$ {command}\n{done.stdout[-2000:]}\n{done.stderr}"
         assert done.returncode in (0, 1), told
         assert "Traceback" not in done.stderr, told
 
 
 def with_commands(*, slow):
+    """The documents with commands that are slow, that are not, or (`None`) with any."""
     for path in DOCUMENTS:
         commands = [bare(command) for command in commands_of(path.read_text("utf-8"))]
-        if any(not reason_for(c) and is_slow(c) == slow for c in commands):
+        if any(not reason_for(c) and slow in (None, is_slow(c)) for c in commands):
             yield pytest.param(path, id=path.name)
 
 
 @pytest.mark.parametrize("path", list(with_commands(slow=False)))
-def test_commands_of_document_run(shell, path):
-    run_all(shell, path, slow=False)
+def test_commands_of_document_run(warm, path):
+    run_all(warm, path, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize("path", list(with_commands(slow=True)))
-def test_slow_commands_of_document_run(shell, path):
+@pytest.mark.parametrize("path", list(with_commands(slow=None)))
+def test_commands_of_document_run_by_a_shell(shell, path):
     run_all(shell, path, slow=True)
+
+
+def parse(command):
+    """Let the program read a command line, and do nothing: what it says against it."""
+    _, name, *rest = shlex.split(command)
+    context = click.Context(app, info_name="pullback")
+    found = app.get_command(context, name)
+    if found is None:
+        return f"no command `{name}`"
+    try:
+        found.make_context(name, rest, parent=context)
+    except click.ClickException as error:
+        return error.format_message()
+    return ""
+
+
+def slow_commands():
+    every = [bare(c) for path in DOCUMENTS for c in commands_of(path.read_text("utf-8"))]
+    forms = r"NAME|COMMAND|^pullback needs"
+    return [
+        command
+        for command in dict.fromkeys(every)
+        if command.startswith("pullback ") and (is_slow(command) or reason_for(command))
+        if not re.search(forms, command)
+    ]
+
+
+@pytest.mark.parametrize("command", slow_commands())
+def test_command_that_is_not_run_is_read(clone, command, monkeypatch):
+    monkeypatch.chdir(clone)
+    (clone / "my_ops.so").touch()  # as if it were built
+
+    assert parse(command) == ""
+
+
+@pytest.mark.parametrize("command", ["pullback check --no-such a.py", "pullback chek a.py"])
+def test_wrong_command_is_not_read(command):
+    assert parse(command) != ""
 
 
 def test_every_exemption_is_used():

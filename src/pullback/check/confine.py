@@ -9,6 +9,7 @@ goes into a pipe as well, from which the parent shows the beginning.
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import os
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 
 from pullback.check.wire import Inbox, Outbox, Told
 
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
 PATIENCE = 5.0  # seconds that a worker which has said all may take to end
 
 
@@ -146,6 +148,7 @@ def lead(life: int) -> None:
     """Lead a group of processes, which the system ends when the other end of `life` is closed."""
     with contextlib.suppress(OSError):  # it leads one already
         os.setpgid(0, 0)
+    _adopt()
     try:
         import fcntl
 
@@ -156,6 +159,14 @@ def lead(life: int) -> None:
         return  # a system that cannot
     if wait([life], 0):  # it was closed before anybody looked
         os._exit(0)
+
+
+def _adopt() -> None:
+    """Let what the target starts stay below this process, also when who started it has ended."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # a system that cannot
+        import ctypes
+
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
 
 
 def print_into(end: int) -> None:
@@ -180,8 +191,28 @@ def _written_to(end: int) -> io.TextIOWrapper:
 # ---- in the parent ----
 
 
+def end_below(pid: int) -> None:
+    """End the processes that one has started, and those that they have, also in other groups."""
+    ended: set[int] = set()
+    while left := _below(pid) - ended:  # one may start another meanwhile
+        for each in left:
+            with contextlib.suppress(OSError):
+                os.kill(each, signal.SIGKILL)
+        ended |= left
+
+
+def _below(pid: int) -> set[int]:
+    """The processes below one, where the system says which."""
+    found: set[int] = set()
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError), open(path) as file:
+            found |= {int(child) for child in file.read().split()}
+    return found.union(*map(_below, found))
+
+
 def end_group(leader: int) -> None:
     """End a worker and the processes that it leads, before it is asked for its exit code."""
+    end_below(leader)
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
 

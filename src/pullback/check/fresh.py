@@ -50,7 +50,7 @@ from pullback.judge.example import tensors_in
 from pullback.judge.progress import Progress
 
 AGAIN = 60.0  # seconds in which a lost GPU must be lost once more, to be told where
-START = 120.0  # seconds until the first call is through: imports, and the tuning of kernels
+START = 120.0  # seconds for imports, and on a GPU for the first call, which tunes kernels
 
 # The folder that it is started in is no place to import from: others may write to it.
 _MAIN = "import sys; sys.path[:] = {found}; from pullback.check.fresh import serve; serve{ends}"
@@ -116,7 +116,7 @@ def messages(
     worker = _started(BLOCKING) if is_told else _waiting() or _started()
     worker.inbox.told = Told(0) if is_told else Told()
     seen = Seen(worker.progress, max(example.size for example in job.examples))
-    is_done = False
+    is_done, is_tuning = False, is_on_gpu(job)
     try:
         worker.jobs.send_bytes(pickle.dumps((sys.path, first, is_told)))
         worker.jobs.send_bytes(sent)
@@ -125,11 +125,15 @@ def messages(
             idle = max(limit, IDLE[job.profile])
             watch = Watch(worker.process.pid, limit or _busy(job, seconds), idle, seen)
             message = _received(worker, watch)
+            if message.kind == "ready":
+                limit = START if is_tuning else 0.0
+                continue
             if message.kind == "lost":
                 raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "accepted":
                 seconds = message.seconds
-            limit = START if message.kind == "begin" and message.rule == first else 0.0
+            is_first = message.kind == "begin" and message.rule == first
+            limit = START if is_tuning and is_first else 0.0
             yield message
             if message.kind in ("end", "unfit"):
                 is_done = message.kind == "end"
@@ -265,6 +269,7 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
                 limit_memory()
             warm_up(job.rules, job.profile)
             prepare_compiler(job)
+            outbox.send(Message("ready"))
             work(job, lambda message: _tell(outbox, message), first)
         except BaseException as error:
             leave(error, outbox.send)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pullback.check.confine import Fork
+from pullback.check.confine import Fork, end_below
 from pullback.check.wire import GarbledError, Outbox, Told
 from pullback.check.work import SECONDS, Job, Message, last_words, work
 from pullback.judge.progress import Progress, shared_progress
@@ -139,6 +139,7 @@ def _answer(task: Callable[[], Any], outbox: Outbox) -> None:
         outbox.send(task())
     except BaseException as error:
         leave(error, outbox.send)
+    end_below(os.getpid())
     os._exit(0)
 
 
@@ -258,6 +259,7 @@ def _worker(job: Job, outbox: Outbox, first: int) -> None:
             work(job, outbox.send, first)
     except BaseException as error:
         leave(error, outbox.send)
+    end_below(os.getpid())
     os._exit(0)
 
 
@@ -269,6 +271,7 @@ def prepare_compiler(job: Job) -> None:
 
 def leave(error: BaseException, tell: Callable[[Message], Any]) -> None:
     """End a worker that an error has come out of, with a last message on it where one is needed."""
+    end_below(os.getpid())
     if isinstance(error, MemoryError):
         os._exit(77)
     if isinstance(error, SystemExit):

@@ -28,11 +28,12 @@ from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.surrogates import Surrogate
+from pullback.check.surroundings import require_values, usual_modes
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
 from pullback.errors import ExamplesError, InternalError, TargetError, UnsoundError
-from pullback.judge.example import Example, example_of, tensors_in
+from pullback.judge.example import Example, example_of
 from pullback.judge.run import describe
 
 Progress = Callable[[str, int, int], None]
@@ -43,6 +44,7 @@ ENOUGH = 1.0
 HERE = "the rules ran in this process, which a crash or a hang would have ended"
 
 
+@usual_modes()
 def check(
     target: Any,
     inputs: Any = None,
@@ -444,7 +446,7 @@ def arguments_from(target: Target, inputs: Any) -> list[tuple[Any, ...]]:
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
-    _require_sizes(target, given)
+    require_values(target.name, given)
     if isinstance(given, Tensor):
         return [(given,)]
     if isinstance(given, list) and given and all(isinstance(item, tuple) for item in given):
@@ -457,13 +459,3 @@ def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
         got=f"{type(given).__name__}" + (" that is empty" if not given else ""),
         fix="write (x,) for a single argument",
     )
-
-
-def _require_sizes(target: Target, given: Any) -> None:
-    """Raise for nested tensors of the kind that has no sizes, which nothing can be asked of."""
-    if any(one.is_nested and one.layout == torch.strided for one in tensors_in(given)):
-        raise ExamplesError(
-            f"the inputs of `{target.name}` must be tensors that have sizes",
-            got="a nested tensor with layout torch.strided",
-            fix="make it with layout=torch.jagged, or check with a plain tensor",
-        )

@@ -57,6 +57,7 @@ class Job:
 class Message:
     """What a worker says: that it begins a rule, what the rule found, or that all is done.
 
+    "ready" comes of a fresh worker that has loaded what it needs.
     Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
     the Functions that a program has called; "unfit" with the arguments that forward refused, and
     why. "noted" is something for the notes of the report. "intent" names gradients that are

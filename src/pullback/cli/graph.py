@@ -11,6 +11,8 @@ from pullback.cli.mistakes import require_call
 from pullback.cli.target import example_option, examples_of, load
 from pullback.cli.targets import model_of
 from pullback.cli.waiting import waiting
+from pullback.errors import ExamplesError
+from pullback.judge.example import describe_value, tensors_in
 from pullback.plan.store import require_folder
 from pullback.report.graphs.drawn import drawn_graph
 from pullback.report.graphs.page import GraphPage
@@ -50,6 +52,13 @@ def command(
     thing = model_of(load(target), target)
     arguments = examples_of(thing, target, expressions)
     require_call(thing, target, arguments)
+    if not tensors_in(arguments):
+        raise ExamplesError(
+            f"`{target}` must be given a tensor, or there is nothing to draw",
+            expected="at least one tensor among the examples",
+            got=", ".join(map(describe_value, arguments)) or "no argument",
+            fix='--example "torch.randn(3, 4, requires_grad=True)"',
+        )
     policy = int(save) if save is not None and save.isdigit() else save
     with waiting(f"capturing {target}"):
         drawn = drawn_graph(thing, *arguments, save=policy, is_timed=not no_time)

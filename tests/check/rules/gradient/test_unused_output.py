@@ -3,6 +3,7 @@
 import torch
 from torch.autograd import Function
 
+import pullback as pb
 from tests.check.subjects import check_of, made, normal, rule_tests
 
 check = check_of("unused-output")
@@ -83,3 +84,18 @@ test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(ch
 
 def test_gradgradcheck_alone_would_miss_the_shortcut():
     assert torch.autograd.gradgradcheck(PLANTED["shortcut"][0].apply, (X,)) is True
+
+
+def test_thousand_outputs_are_no_hang():
+    class Thousand(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return tuple(x * i for i in range(1000))
+
+        @staticmethod
+        def backward(ctx, *grads):
+            return sum(i * g for i, g in enumerate(grads))
+
+    report = pb.check(Thousand, (X,), select=["unused-output"])
+
+    assert (report.ok, report.findings, report.lost) == (True, (), ())

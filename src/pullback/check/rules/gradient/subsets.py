@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, islice
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ UNUSED_OUTPUT = Rule("G107", "unused-output", "gradient", profile="quick")
 WRONG_FOR_SUBSET = Rule("G108", "wrong-for-subset", "gradient", profile="quick")
 
 MOST_OUTPUTS = 24  # subsets of outputs
+MOST_LISTED = 8  # outputs that are named one by one
 MOST_INPUTS = 5  # of which every subset is tried
 
 
@@ -133,12 +134,14 @@ def _used_outputs(live: tuple[int, ...]) -> list[tuple[str, tuple[int, ...] | No
     found: list[tuple[str, tuple[int, ...] | None]] = [("one entry", None)]
     for count in (1, len(live) - 1, 2, 3):
         if 0 < count < len(live):
-            for used in combinations(live, count):
+            for used in islice(combinations(live, count), MOST_OUTPUTS):  # of 1,000 there are many
                 found.append((f"only {_listed(used)}", used))
     return list(dict.fromkeys(found))[:MOST_OUTPUTS]
 
 
 def _listed(used: tuple[int, ...]) -> str:
+    if len(used) > MOST_LISTED:
+        return f"{len(used)} outputs from output {used[0]} on"
     return " and ".join(f"output {i}" for i in used)
 
 
