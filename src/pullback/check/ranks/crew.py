@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
 from multiprocessing import connection
 from pathlib import Path
@@ -29,10 +28,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from pullback.check.isolate import can_fork, end_of
-from pullback.check.ranks.collectives import RankState, Slot
+from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Command, Reply
 from pullback.check.ranks.rank import RankJob
-from pullback.check.ranks.worker import live, slot_path
+from pullback.check.ranks.worker import HOST, LONG, Meeting, live
 
 GLANCE = 0.05  # seconds between two looks
 STUCK = 2.0  # seconds in which all that are left wait for each other, and nothing moves
@@ -41,7 +40,7 @@ RESTS = 8.0  # seconds without work of a rank that is in no collective
 LONGEST = 120.0  # seconds of one command
 START = 60.0
 
-_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, {size}, {folder!r}, *{ends})"
+_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, *{meeting}, *{ends})"
 
 
 class RankEnd(Enum):
@@ -97,10 +96,14 @@ class Crew:
 
     def __init__(self, job: RankJob, size: int) -> None:
         self.size = size
-        self._folder = tempfile.mkdtemp(prefix="pullback-ranks-")
-        for rank in range(size):
-            slot_path(self._folder, rank).touch()
-        self._slots = [Slot(slot_path(self._folder, rank)) for rank in range(size)]
+        # Nothing here has a name in a file system: what is killed leaves none behind.
+        self._store: Any = dist.TCPStore(
+            HOST, 0, is_master=True, wait_for_workers=False, timeout=LONG
+        )
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115
+        self._told.truncate(size * SLOT)
+        self._slots = [Slot(self._told.fileno(), rank) for rank in range(size)]
+        self._meeting = Meeting(size, self._store.port, self._told.fileno())
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._lives: list[int] = []  # the ranks end when these are closed, see `confine.lead`
@@ -129,7 +132,7 @@ class Crew:
         launcher: Any = torch.multiprocessing
         context = launcher.start_processes(
             live,
-            (self.size, self._folder, job, pipes, lives),
+            (self._meeting, job, pipes, lives),
             nprocs=self.size,
             join=False,
             start_method="fork",
@@ -171,10 +174,10 @@ class Crew:
             ours, theirs = connection.Pipe()
             life, kept = os.pipe()
             ends = theirs.fileno(), life
-            code = _MAIN.format(rank=rank, size=self.size, folder=self._folder, ends=ends)
+            code = _MAIN.format(rank=rank, meeting=astuple(self._meeting), ends=ends)
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                pass_fds=ends,
+                pass_fds=(*ends, self._meeting.slots),
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": found},
             )
@@ -190,7 +193,8 @@ class Crew:
     def stop(self) -> None:
         """End every rank, whatever it does, and what it has started."""
         self._end_processes()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._told.close()
+        self._store = None
 
     def _end_processes(self) -> None:
         for process in self._processes:
