@@ -90,8 +90,13 @@ def is_running(pid):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc to look at")
-def test_ranks_end_with_a_parent_that_is_killed():
-    parent = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True)
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STUCK],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
     ranks = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(signal.SIGKILL)
     parent.wait()
@@ -100,3 +105,4 @@ def test_ranks_end_with_a_parent_that_is_killed():
         time.sleep(0.05)
 
     assert not any(map(is_running, ranks))
+    assert not list(tmp_path.glob("pullback-*"))
