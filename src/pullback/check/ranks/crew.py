@@ -26,6 +26,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.distributed.distributed_c10d import TCPStore
 
 from pullback.check.isolate import can_fork, end_of
 from pullback.check.ranks.collectives import SLOT, RankState, Slot
@@ -97,9 +98,7 @@ class Crew:
     def __init__(self, job: RankJob, size: int) -> None:
         self.size = size
         # Nothing here has a name in a file system: what is killed leaves none behind.
-        self._store: Any = dist.TCPStore(
-            HOST, 0, is_master=True, wait_for_workers=False, timeout=LONG
-        )
+        self._store: Any = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=LONG)
         self._told = tempfile.TemporaryFile()  # noqa: SIM115
         self._told.truncate(size * SLOT)
         self._slots = [Slot(self._told.fileno(), rank) for rank in range(size)]

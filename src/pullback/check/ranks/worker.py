@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 
 from pullback.check.confine import lead
 from pullback.check.isolate import limit_memory, refusal_here
@@ -120,7 +121,7 @@ def _join(rank: int, meeting: Meeting) -> None:
     os.environ.update({key: str(value) for key, value in known.items()})
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
-        store=dist.TCPStore(HOST, meeting.port, is_master=False, timeout=LONG),
+        store=TCPStore(HOST, meeting.port, is_master=False, timeout=LONG),
         rank=rank,
         world_size=size,
         timeout=LONG,
