@@ -26,13 +26,12 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.distributed.distributed_c10d import TCPStore
 
 from pullback.check.isolate import can_fork, end_of
 from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Command, Reply
 from pullback.check.ranks.rank import RankJob
-from pullback.check.ranks.worker import HOST, LONG, Meeting, live
+from pullback.check.ranks.worker import Meeting, live, store_at
 
 GLANCE = 0.05  # seconds between two looks
 STUCK = 2.0  # seconds in which all that are left wait for each other, and nothing moves
@@ -98,7 +97,7 @@ class Crew:
     def __init__(self, job: RankJob, size: int) -> None:
         self.size = size
         # Nothing here has a name in a file system: what is killed leaves none behind.
-        self._store: Any = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=LONG)
+        self._store = store_at(0, is_host=True)
         self._told = tempfile.TemporaryFile()  # noqa: SIM115
         self._told.truncate(size * SLOT)
         self._slots = [Slot(self._told.fileno(), rank) for rank in range(size)]

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore
 
 from pullback.check.confine import lead
 from pullback.check.isolate import limit_memory, refusal_here
@@ -29,6 +28,12 @@ from pullback.judge.run import Raised, describe
 
 LONG = timedelta(minutes=5)  # who watches ends a rank much earlier
 HOST = "127.0.0.1"
+
+
+def store_at(port: int, *, is_host: bool = False) -> Any:
+    """The store at which ranks find each other; a host with port 0 takes any that is free."""
+    distributed: Any = dist  # which does not say to type checkers that it has one
+    return distributed.TCPStore(HOST, port, is_master=is_host, wait_for_workers=False, timeout=LONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ def _join(rank: int, meeting: Meeting) -> None:
     os.environ.update({key: str(value) for key, value in known.items()})
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
-        store=TCPStore(HOST, meeting.port, is_master=False, timeout=LONG),
+        store=store_at(meeting.port),
         rank=rank,
         world_size=size,
         timeout=LONG,
