@@ -127,6 +127,10 @@ class Slot:
     def __init__(self, file: int, rank: int) -> None:
         self._memory = mmap.mmap(file, SLOT, offset=rank * SLOT)
 
+    def close(self) -> None:
+        """Give up the memory, and the file that it holds open."""
+        self._memory.close()
+
     def tell(self, state: RankState, steps: int, step: Step | None = None) -> None:
         """Say what the rank does now, and the collective that it is in or was in last."""
         told = [] if step is None else [list(step.kind), str(step)[:MOST]]

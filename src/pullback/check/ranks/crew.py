@@ -34,6 +34,7 @@ from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.worker import Meeting, live, store_at
 
 GLANCE = 0.05  # seconds between two looks
+HELD_UP = 0.5  # seconds between two looks at most: more is a machine that stood still
 STUCK = 2.0  # seconds in which all that are left wait for each other, and nothing moves
 SURE = 0.7  # the same where one of them will not come any more
 RESTS = 8.0  # seconds without work of a rank that is in no collective
@@ -191,6 +192,8 @@ class Crew:
     def stop(self) -> None:
         """End every rank, whatever it does, and what it has started."""
         self._end_processes()
+        for slot in self._slots:
+            slot.close()
         self._told.close()
         self._store = None
 
@@ -319,17 +322,28 @@ def _kill(process: Any) -> None:
 
 
 class _Look:
-    """Looks at ranks that have not answered: whether they can still be expected to."""
+    """Looks at ranks that have not answered: whether they can still be expected to.
+
+    Its time passes by looks: that in which this process was held up, or the whole machine, does
+    not count, since the ranks were as well.
+    """
 
     def __init__(self, slots: Sequence[Slot], pids: Sequence[int], longest: float) -> None:
         self._slots, self._pids = slots, pids
-        self._end = time.monotonic() + longest
-        self._moved = time.monotonic()
+        self._looked = time.monotonic()
+        self._now, self._moved, self._end = 0.0, 0.0, longest
         self._before: Any = None
+
+    def _pass(self) -> float:
+        """The time by now."""
+        looked = time.monotonic()
+        self._now += min(looked - self._looked, HELD_UP)
+        self._looked = looked
+        return self._now
 
     def is_stuck(self, left: Sequence[int], replies: dict[int, Reply]) -> bool:
         """Whether none of those that are left will ever answer, or too late."""
-        now = time.monotonic()
+        now = self._pass()
         seen = [self._slots[rank].seen for rank in left]
         works = [_work_of_all(self._pids[rank]) for rank in left]
         key = ([(one.state, one.steps) for one in seen], len(replies))
@@ -350,16 +364,24 @@ def _has_worked(now: Sequence[float | None], before: Sequence[float | None]) -> 
 
 
 def _work_of_all(pid: int) -> float | None:
-    """The processor time of a process and of those it has started; None where one could run."""
+    """The processor time of a process and of those it has started; None where one could run.
+
+    Any thread of it counts: gloo receives in one of its own.
+    """
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        threads = [_stat(path) for path in Path(f"/proc/{pid}/task").iterdir()]
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = [int(child) for child in file.read().split()]
+        fields = _stat(Path(f"/proc/{pid}"))
     except (OSError, ValueError, IndexError):
         return 0.0
     below = [_work_of_all(child) for child in children]
-    if fields[0] == "R" or None in below:
+    if any(thread[0] in "RD" for thread in threads) or None in below:
         return None
     own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return own + sum(work for work in below if work is not None)
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields of a process or thread, from its state on."""
+    return (path / "stat").read_text().rpartition(")")[2].split()
