@@ -11,8 +11,13 @@ import sys
 import time
 
 import pullback as pb
-from benchmarks.faults.ranks import planted, sound
+from benchmarks.faults.ranks import frameworks, planted, sound
 from benchmarks.faults.ranks.case import RankCase
+
+GROUPS = {
+    "sound": [*sound.CASES, *frameworks.SOUND],
+    "planted": [*planted.CASES, *frameworks.PLANTED],
+}
 
 
 def score(case: RankCase, ranks: int, *, has_reference: bool) -> tuple[bool, float, list[str]]:
@@ -37,11 +42,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--only", default="")
     parser.add_argument("--references", action="store_true", help="give the references as well")
-    parser.add_argument("--group", choices=("sound", "planted"))
+    parser.add_argument("--group", choices=tuple(GROUPS))
     options = parser.parse_args()
     wrong = 0
     for ranks in options.ranks or [2]:
-        for group, cases in (("sound", sound.CASES), ("planted", planted.CASES)):
+        for group, cases in GROUPS.items():
             if options.group not in (None, group):
                 continue
             chosen = [

@@ -66,3 +66,19 @@ def test_sum_beyond_the_group_is_named():
     found = diagnosed(Rows("x", SHARD, tuple(got), tuple(want), tuple(want), parts, wrong), blocks)
 
     assert found.fault is RankFault.GROUP
+
+
+def test_own_part_is_named_where_other_parts_depend_on_each_other():
+    """As in a norm over all ranks: what others add is one direction, and no fit of it is unique."""
+    parts = random(2, RANKS, RANKS, ROWS)
+    for rank in range(RANKS):
+        for source in {*range(RANKS)} - {rank}:
+            noise = 1e-10 * random(9 + source, ROWS)
+            parts[source, rank] = (source + 1.5) * PARTS[0, rank] + noise
+    want = parts.sum(0)
+    got = tuple(parts[r, r] for r in range(RANKS))
+    wrong = tuple(torch.ones(ROWS, dtype=torch.bool) for _ in range(RANKS))
+    by_rank = tuple(tuple(row) for row in parts)
+    found = diagnosed(Rows("x", SHARD, got, tuple(want), tuple(want), by_rank, wrong), WORLD)
+
+    assert found.fault is RankFault.MISSING

@@ -12,11 +12,11 @@ from torch.autograd.function import once_differentiable
 
 import pullback as pb
 from benchmarks.faults.ranks import planted, sound
-from benchmarks.faults.ranks.score import score
+from benchmarks.faults.ranks.score import GROUPS, score
 from pullback.check.ranks.rules import rank_rules
 from pullback.errors import ExamplesError
 
-CASES = {case.name: case for case in [*sound.CASES, *planted.CASES]}
+CASES = {case.name: case for cases in GROUPS.values() for case in cases}
 
 
 def checked(name, **options):
@@ -67,6 +67,13 @@ def test_deadlock_ends_in_seconds_and_leaves_nothing():
     assert "rank 1 was through, after all_reduce" in finding.got
     assert seconds < 60
     assert ranks_left() == before
+
+
+def test_rank_that_leaves_a_collective_out_for_zeros_is_found():
+    report = checked("FromFirstEarlyOut", profile="quick")
+
+    assert [finding.rule.name for finding in report.findings] == ["ranks-deadlock"]
+    assert report.findings[0].at == "backward, where the cotangents of rank 1 are zero"
 
 
 def test_killed_rank_is_named():

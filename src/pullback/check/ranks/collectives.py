@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -32,7 +31,7 @@ from pullback.check.registration import near
 from pullback.function.slots import PlainDispatchMode
 from pullback.judge.example import dtype_name, tensors_in
 
-SLOT = 4096  # bytes for each rank
+SLOT = mmap.ALLOCATIONGRANULARITY  # bytes for each rank
 MOST = 500  # letters of one step
 _HEAD = "QQQ"  # state, steps so far, bytes of the text
 _START = struct.calcsize(_HEAD)
@@ -123,12 +122,14 @@ class SeenRank:
 
 
 class Slot:
-    """The state of one rank, in a file that is memory to both sides."""
+    """The state of one rank, in a file without a name that is memory to both sides."""
 
-    def __init__(self, path: Path) -> None:
-        with open(path, "a+b") as file:
-            file.truncate(SLOT)
-            self._memory = mmap.mmap(file.fileno(), SLOT)
+    def __init__(self, file: int, rank: int) -> None:
+        self._memory = mmap.mmap(file, SLOT, offset=rank * SLOT)
+
+    def close(self) -> None:
+        """Give up the memory, and the file that it holds open."""
+        self._memory.close()
 
     def tell(self, state: RankState, steps: int, step: Step | None = None) -> None:
         """Say what the rank does now, and the collective that it is in or was in last."""

@@ -246,7 +246,7 @@ def _rows(
     else:
         want = share
     wrong = [
-        _differs(g, w, e, is_exact=joint.is_exact) for g, w, e in zip(flat, want, off, strict=True)
+        differs(g, w, e, is_exact=joint.is_exact) for g, w, e in zip(flat, want, off, strict=True)
     ]
     by_rank = tuple(tuple(_joined(one) for one in row) for row in parts)
     return Rows(name, placed, tuple(flat), tuple(want), tuple(share), by_rank, tuple(wrong), is_one)
@@ -287,7 +287,7 @@ def _over_blocks(joint: Joint, rows: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _differs(got: Tensor, want: Tensor, error: Tensor, *, is_exact: bool) -> Tensor:
+def differs(got: Tensor, want: Tensor, error: Tensor, *, is_exact: bool) -> Tensor:
     """Where a gradient is wrong, beyond doubt."""
     if got.shape != want.shape:
         return torch.ones(1, dtype=torch.bool)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
 from multiprocessing import connection
 from pathlib import Path
@@ -29,19 +28,20 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from pullback.check.isolate import can_fork, end_of
-from pullback.check.ranks.collectives import RankState, Slot
+from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Command, Reply
 from pullback.check.ranks.rank import RankJob
-from pullback.check.ranks.worker import live, slot_path
+from pullback.check.ranks.worker import Meeting, live, store_at
 
 GLANCE = 0.05  # seconds between two looks
+HELD_UP = 0.5  # seconds between two looks at most: more is a machine that stood still
 STUCK = 2.0  # seconds in which all that are left wait for each other, and nothing moves
 SURE = 0.7  # the same where one of them will not come any more
 RESTS = 8.0  # seconds without work of a rank that is in no collective
 LONGEST = 120.0  # seconds of one command
 START = 60.0
 
-_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, {size}, {folder!r}, *{ends})"
+_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, *{meeting}, *{ends})"
 
 
 class RankEnd(Enum):
@@ -97,10 +97,12 @@ class Crew:
 
     def __init__(self, job: RankJob, size: int) -> None:
         self.size = size
-        self._folder = tempfile.mkdtemp(prefix="pullback-ranks-")
-        for rank in range(size):
-            slot_path(self._folder, rank).touch()
-        self._slots = [Slot(slot_path(self._folder, rank)) for rank in range(size)]
+        # Nothing here has a name in a file system: what is killed leaves none behind.
+        self._store = store_at(0, is_host=True)
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115
+        self._told.truncate(size * SLOT)
+        self._slots = [Slot(self._told.fileno(), rank) for rank in range(size)]
+        self._meeting = Meeting(size, self._store.port, self._told.fileno())
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._lives: list[int] = []  # the ranks end when these are closed, see `confine.lead`
@@ -129,7 +131,7 @@ class Crew:
         launcher: Any = torch.multiprocessing
         context = launcher.start_processes(
             live,
-            (self.size, self._folder, job, pipes, lives),
+            (self._meeting, job, pipes, lives),
             nprocs=self.size,
             join=False,
             start_method="fork",
@@ -171,10 +173,10 @@ class Crew:
             ours, theirs = connection.Pipe()
             life, kept = os.pipe()
             ends = theirs.fileno(), life
-            code = _MAIN.format(rank=rank, size=self.size, folder=self._folder, ends=ends)
+            code = _MAIN.format(rank=rank, meeting=astuple(self._meeting), ends=ends)
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                pass_fds=ends,
+                pass_fds=(*ends, self._meeting.slots),
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": found},
             )
@@ -190,7 +192,10 @@ class Crew:
     def stop(self) -> None:
         """End every rank, whatever it does, and what it has started."""
         self._end_processes()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for slot in self._slots:
+            slot.close()
+        self._told.close()
+        self._store = None
 
     def _end_processes(self) -> None:
         for process in self._processes:
@@ -317,17 +322,28 @@ def _kill(process: Any) -> None:
 
 
 class _Look:
-    """Looks at ranks that have not answered: whether they can still be expected to."""
+    """Looks at ranks that have not answered: whether they can still be expected to.
+
+    Its time passes by looks: that in which this process was held up, or the whole machine, does
+    not count, since the ranks were as well.
+    """
 
     def __init__(self, slots: Sequence[Slot], pids: Sequence[int], longest: float) -> None:
         self._slots, self._pids = slots, pids
-        self._end = time.monotonic() + longest
-        self._moved = time.monotonic()
+        self._looked = time.monotonic()
+        self._now, self._moved, self._end = 0.0, 0.0, longest
         self._before: Any = None
+
+    def _pass(self) -> float:
+        """The time by now."""
+        looked = time.monotonic()
+        self._now += min(looked - self._looked, HELD_UP)
+        self._looked = looked
+        return self._now
 
     def is_stuck(self, left: Sequence[int], replies: dict[int, Reply]) -> bool:
         """Whether none of those that are left will ever answer, or too late."""
-        now = time.monotonic()
+        now = self._pass()
         seen = [self._slots[rank].seen for rank in left]
         works = [_work_of_all(self._pids[rank]) for rank in left]
         key = ([(one.state, one.steps) for one in seen], len(replies))
@@ -348,16 +364,24 @@ def _has_worked(now: Sequence[float | None], before: Sequence[float | None]) -> 
 
 
 def _work_of_all(pid: int) -> float | None:
-    """The processor time of a process and of those it has started; None where one could run."""
+    """The processor time of a process and of those it has started; None where one could run.
+
+    Any thread of it counts: gloo receives in one of its own.
+    """
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        threads = [_stat(path) for path in Path(f"/proc/{pid}/task").iterdir()]
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = [int(child) for child in file.read().split()]
+        fields = _stat(Path(f"/proc/{pid}"))
     except (OSError, ValueError, IndexError):
         return 0.0
     below = [_work_of_all(child) for child in children]
-    if fields[0] == "R" or None in below:
+    if any(thread[0] in "RD" for thread in threads) or None in below:
         return None
     own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return own + sum(work for work in below if work is not None)
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields of a process or thread, from its state on."""
+    return (path / "stat").read_text().rpartition(")")[2].split()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from pullback.check.ranks.consistency import Rows
 
-EXACT = 1e-4  # a coefficient, or what is left of a fit
+EXACT = 1e-4  # a factor, or what is left of a sum
+MOST_PARTS = 8  # different ones, of which every sum is tried
 
 
 class RankFault(Enum):
@@ -57,6 +59,9 @@ def diagnosed(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis:
         return Diagnosis(RankFault.DIFFERENT, words)
     if factor is not None:
         return Diagnosis(RankFault.UNKNOWN, f"each gradient is {factor:.4g} times what it must be")
+    unused = [r for r in range(size) if bool(rows.wrong[r].any()) and not _is_there(rows.want[r])]
+    if unused and not rows.placed.is_replicated:
+        return Diagnosis(RankFault.UNKNOWN, f"no output depends on the value of {_ranks(unused)}")
     return Diagnosis(RankFault.UNKNOWN)
 
 
@@ -149,22 +154,20 @@ def _subset(got: Tensor, parts: Sequence[Tensor], prefer: int = -1) -> list[int]
             continue
         alike = next((g for g in groups if _is_like(parts[g[0]], part)), None)
         groups.append([i]) if alike is None else alike.append(i)
-    if not groups or len(got) < len(groups) + 1:
+    if not groups or len(groups) > MOST_PARTS or len(got) < len(groups) + 1:
         return None
-    table = torch.stack([parts[group[0]] for group in groups], 1)
-    solved = torch.linalg.lstsq(table, got.unsqueeze(1), driver="gelsd").solution.flatten()
-    rest = (table @ solved - got).abs().max()
+    # Every sum is tried: parts may depend on each other, so that a fit would not be unique.
+    counts = list(product(*({0, 1, len(group)} for group in groups)))
+    table = torch.stack([parts[group[0]] for group in groups])
+    rests = (torch.tensor(counts, dtype=table.dtype) @ table - got).abs().amax(1)
     scale = max(float(got.abs().max()), float(table.abs().max()), 1e-300)
-    if float(rest) > EXACT * scale:
+    fits = [c for c, rest in zip(counts, rests.tolist(), strict=True) if rest <= EXACT * scale]
+    if not fits:
         return None
     chosen: list[int] = []
-    for group, factor in zip(groups, solved.tolist(), strict=True):
-        if _near(factor, float(len(group))):
-            chosen += group
-        elif _near(factor, 1.0):
-            chosen.append(prefer if prefer in group else group[0])
-        elif not _near(factor, 0.0):
-            return None
+    for group, count in zip(groups, min(fits, key=sum), strict=True):
+        one = [prefer] if prefer in group else group[:1]
+        chosen += group if count == len(group) else one[:count]
     return sorted(chosen)
 
 

@@ -46,6 +46,7 @@ FEW = {2: 8, 3: 8}  # directions for each input of a rank, by the number of rank
 DIRECTIONS = 6
 STEP, COARSE_STEP = 2e-3, 2e-2
 EXACT = 1e-10
+UNWAITED = "a collective is not waited for"
 
 JointPoint = tuple[Mapping[int, Tensor], ...]  # the values of each rank, by position
 PointKey = frozenset[int] | str
@@ -202,6 +203,11 @@ class Joint:
     def steps(self) -> list[tuple[Step, ...]]:
         """The collectives of each rank in the first call."""
         return [reply.steps for reply in self.first]
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether a result may not be there yet when it is used, since nobody waited for it."""
+        return any(not s.is_waited and s.name != "send" for steps in self.steps for s in steps)
 
     # ---- points ----
 

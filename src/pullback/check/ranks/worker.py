@@ -11,9 +11,9 @@ import pickle
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +27,27 @@ from pullback.check.ranks.rank import Rank, RankJob
 from pullback.judge.run import Raised, describe
 
 LONG = timedelta(minutes=5)  # who watches ends a rank much earlier
+HOST = "127.0.0.1"
+
+
+def store_at(port: int, *, is_host: bool = False) -> Any:
+    """The store at which ranks find each other; a host with port 0 takes any that is free."""
+    distributed: Any = dist  # which does not say to type checkers that it has one
+    return distributed.TCPStore(HOST, port, is_master=is_host, wait_for_workers=False, timeout=LONG)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where ranks find each other: the port of a store, and the file with what each does."""
+
+    size: int
+    port: int
+    slots: int
 
 
 def live(
     rank: int,
-    size: int,
-    folder: str,
+    meeting: Meeting,
     job: RankJob,
     pipes: Sequence[Any],
     lives: Sequence[tuple[int, int]],
@@ -49,23 +64,23 @@ def live(
         _tell(pipes[rank][1], Reply(None, Raised("RuntimeError", refusal), "fork"))
         os._exit(0)
     limit_memory()
-    _live(rank, size, folder, job, pipes[rank][1], lives[rank][0])
+    _live(rank, meeting, job, pipes[rank][1], lives[rank][0])
 
 
-def serve(rank: int, size: int, folder: str, fd: int, life: int) -> None:
+def serve(rank: int, size: int, port: int, slots: int, fd: int, life: int) -> None:
     """A rank that was started afresh: its job comes first."""
     pipe = Connection(fd)
     sys.path[:] = pickle.loads(pipe.recv_bytes())
     job = pickle.loads(pipe.recv_bytes())
-    _live(rank, size, folder, job, pipe, life)
+    _live(rank, Meeting(size, port, slots), job, pipe, life)
 
 
-def _live(rank: int, size: int, folder: str, job: RankJob, pipe: Any, life: int) -> None:
+def _live(rank: int, meeting: Meeting, job: RankJob, pipe: Any, life: int) -> None:
     try:
         _begin(life)
-        _join(rank, size, folder)
+        _join(rank, meeting)
         install()
-        worker = Rank(job, rank, Slot(slot_path(folder, rank)))
+        worker = Rank(job, rank, Slot(meeting.slots, rank))
         _tell(pipe, Reply("ready"))
         while True:
             try:
@@ -80,11 +95,6 @@ def _live(rank: int, size: int, folder: str, job: RankJob, pipe: Any, life: int)
     except BaseException as error:
         _tell(pipe, Reply(None, describe(error), "check"))
         os._exit(80)
-
-
-def slot_path(folder: str, rank: int) -> Path:
-    """Where a rank tells what it does."""
-    return Path(folder, f"slot{rank}")
 
 
 def _tell(pipe: Any, reply: Reply) -> None:
@@ -104,8 +114,9 @@ def _begin(life: int) -> None:
     torch.set_num_threads(1)
 
 
-def _join(rank: int, size: int, folder: str) -> None:
+def _join(rank: int, meeting: Meeting) -> None:
     """Join the group: gloo, and NCCL where each rank has a GPU."""
+    size = meeting.size
     has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= size
     if has_gpus:
         torch.cuda.set_device(rank)
@@ -115,7 +126,7 @@ def _join(rank: int, size: int, folder: str) -> None:
     os.environ.update({key: str(value) for key, value in known.items()})
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
-        init_method=Path(folder, "store").as_uri(),
+        store=store_at(meeting.port),
         rank=rank,
         world_size=size,
         timeout=LONG,

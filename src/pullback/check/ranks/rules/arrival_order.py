@@ -26,7 +26,7 @@ from torch import Tensor
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.commands import Pulled
-from pullback.check.ranks.joint import Joint
+from pullback.check.ranks.joint import UNWAITED, Joint
 from pullback.judge.tolerances import is_close
 
 RULE = Rule("R121", "arrival-order", "ranks")
@@ -38,8 +38,8 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     if not any(joint.steps):
         yield Skip(RULE, "it makes no collective")
         return
-    if "handle" in joint.blamed:
-        yield Skip(RULE, "a collective is not waited for")
+    if joint.is_unsettled:
+        yield Skip(RULE, UNWAITED)
         return
     key = frozenset[int]()
     cotangents, usual = joint.pulled(key, (False,) * joint.outputs, 0)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.collectives import POINT_TO_POINT, unequal_steps
+from pullback.check.ranks.consistency import consistent, replicated_of
 from pullback.check.ranks.crew import RankEnd, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint
@@ -90,6 +93,28 @@ def _unequal(joint: Joint) -> Iterator[Finding | Skip]:
     )
 
 
+def _with_zeros(joint: Joint) -> Iterator[Finding | Skip]:
+    """A backward whose collectives a rank leaves out where its cotangents are zero.
+
+    Only cotangents that are each rank's own can be zero on one rank alone.
+    """
+    if joint.is_shared:
+        yield Skip(DEADLOCK, "the ranks are the caller's own, and must not wait in vain")
+        return
+    own = [a for a in consistent(joint) if not any(p.has_one_cotangent for p in a.outputs)]
+    if not own or not any(step.phase == "backward" for steps in joint.steps for step in steps):
+        yield Skip(DEADLOCK, "backward makes no collective with cotangents of each rank's own")
+        return
+    key = replicated_of(joint, own[0])
+    drawn, _ = joint.pulled(key, (False,) * joint.outputs, 0)
+    rank = joint.size - 1
+    zeros = tuple(None if c is None else torch.zeros_like(c) for c in drawn[rank])
+    try:
+        joint.pull(joint.point(key), [*drawn[:rank], zeros])
+    except RanksLost as lost:
+        yield of_lost(joint, lost, f"backward, where the cotangents of rank {rank} are zero")
+
+
 def _none(joint: Joint) -> Iterator[Finding | Skip]:
     """Nothing by itself: the runner finds it while it tries any other rule."""
     return iter(())
@@ -98,8 +123,8 @@ def _none(joint: Joint) -> Iterator[Finding | Skip]:
 DEADLOCK_PAGE = """Every collective must be entered by all ranks of its group.
 
 What it checks
-    Whether all ranks come to an end. What each of them stood at is told: the collective, its group
-    and the user's line.
+    Whether all ranks come to an end, also where the cotangents of one rank are zero. What each of
+    them stood at is told: the collective, its group and the user's line.
 
 Why it matters
     A training that hangs holds hundreds of machines until somebody looks, and says nothing.
@@ -172,7 +197,7 @@ Cannot see
 """
 
 RULES = (
-    Registered(DEADLOCK, _none, DEADLOCK_PAGE),
+    Registered(DEADLOCK, _with_zeros, DEADLOCK_PAGE),
     Registered(DIFFERENT, _unequal, DIFFERENT_PAGE),
     Registered(LOST, _none, LOST_PAGE),
     Registered(FAILS, _none, FAILS_PAGE),

@@ -30,15 +30,18 @@ from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import CotangentLayout, Values
 from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
-from pullback.check.ranks.joint import Joint
+from pullback.check.ranks.joint import UNWAITED, Joint
 
 RULE = Rule("R132", "strided-across-ranks", "ranks")
+CONTIGUOUS = "call `.contiguous()` on what is sent, and receive into a contiguous tensor"
+CLONE = "clone the cotangent before it is written"
+SHARED_MEMORY = "refers to a single memory location"  # of PyTorch, for writes into an expanded one
 
 
 def check(joint: Joint) -> Iterator[Finding | Skip]:
     """The gradients for each layout of the cotangents."""
-    if "handle" in joint.blamed:
-        yield Skip(RULE, "a collective is not waited for")
+    if joint.is_unsettled:
+        yield Skip(RULE, UNWAITED)
         return
     key = frozenset[int]()
     point = joint.point(key)
@@ -54,7 +57,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
                 at=f"backward, with cotangents {laid.value}",
                 expected="the gradients, as for the same numbers in a plain tensor",
                 got=str(failure),
-                fix="call `.contiguous()` on what is sent",
+                fix=CLONE if SHARED_MEMORY in str(failure) else CONTIGUOUS,
                 severity=Severity.FRAGILE,
             )
             return
@@ -68,7 +71,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
                         at=At(Gradient(name), rest=rest),
                         expected="as for the same numbers in a plain tensor",
                         got="another gradient",
-                        fix="call `.contiguous()` on what is sent",
+                        fix=CONTIGUOUS,
                     )
                     return
 

@@ -35,7 +35,6 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     for rank, steps in enumerate(joint.steps):
         for step in steps:
             if not step.is_waited:
-                joint.blamed.add("handle")
                 is_send = step.name == "send"
                 yield joint.finding(
                     RULE,

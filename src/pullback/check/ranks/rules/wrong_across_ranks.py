@@ -8,7 +8,8 @@ from pullback.check.facts import At, Gradient, Output, numbers
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.consistency import Judged, Rows, all_judged
 from pullback.check.ranks.diagnosis import Diagnosis, RankFault, diagnosed
-from pullback.check.ranks.joint import Joint
+from pullback.check.ranks.joint import UNWAITED, Joint
+from pullback.check.ranks.sources import wrong_source
 from pullback.check.registered import Registered
 
 GROUP = "ranks"
@@ -66,7 +67,8 @@ def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tri
         under = f"with no placements are the gradients right; nearest is {judged.assignment}"
     else:
         under = f"the placements are {judged.assignment}"
-    words = f"{under}. {_sentence(diagnosis.words)}" if diagnosis.words else under
+    told = diagnosis.words or wrong_source(joint, judged, rows)
+    words = f"{under}. {_sentence(told)}" if told else under
     return joint.finding(
         RULES_BY_FAULT[diagnosis.fault],
         at=at,
@@ -87,6 +89,9 @@ def _of(fault: RankFault) -> Callable[[Joint], Iterator[Finding | Skip]]:
         """The findings of one fault."""
         if not joint.positions:
             yield Skip(RULES_BY_FAULT[fault], "no input needs a gradient on every rank")
+            return
+        if joint.is_unsettled:
+            yield Skip(RULES_BY_FAULT[fault], UNWAITED)
             return
         yield from (finding for found, finding in faults(joint) if found is fault)
 
