@@ -82,7 +82,18 @@ def test_docs_are_made_before_built():
 def test_help_names_every_public_target():
     named = [line.split()[1] for line in make("help").stdout.splitlines()]
 
-    assert named == ["help", "demo", "test", "test-all", "test-triton", "lint", "bench", "docs", "dist", "clean"]
+    assert named == [
+        "help",
+        "demo",
+        "test",
+        "test-all",
+        "test-triton",
+        "lint",
+        "bench",
+        "docs",
+        "dist",
+        "clean",
+    ]
 
 
 def test_bare_make_prints_the_help():

@@ -129,7 +129,9 @@ def messages(
                 raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "accepted":
                 seconds = message.seconds
-            limit = START if message.kind == "begin" and message.rule == first else 0.0
+            # On a GPU the first rule may wait for kernels that are tuned.
+            is_tuned = is_on_gpu(job) and message.kind == "begin" and message.rule == first
+            limit = START if is_tuned else 0.0
             yield message
             if message.kind in ("end", "unfit"):
                 is_done = message.kind == "end"
