@@ -159,3 +159,47 @@ def test_quotient_of_zeros_is_a_tie():
     trial = trial_of(tried, tried.small.put(0, torch.ones(4, 6).double(), "equal"))
 
     assert [len(left.mismatches) for left in by_ties(tried, [trial])] == [1]
+
+
+class Direction(Function):
+    """The direction of the longest axis: of zeros there is none, nor a gradient of PyTorch's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        _, s, v = torch.linalg.svd(x, full_matrices=False)
+        ctx.save_for_backward(x, s, v)
+        return v[0].unsqueeze(1) * v[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        x, s, v = ctx.saved_tensors
+        gap = s[0] ** 2 - s[1:] ** 2
+        k = (v[1:] @ (g + g.T) @ v[0]) / gap
+        m = (v[1:].T @ k).unsqueeze(1) * v[0]
+        return x @ (m + m.T)
+
+
+class Unit(Function):
+    """A row over its length, zero for zeros; backward divides by zero there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        size = x.norm()
+        ctx.save_for_backward(x)
+        return torch.where(size > 0.1, x / size.clamp(min=0.1), x / 0.1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        size = x.norm()
+        unit = x / size
+        return torch.where(size > 0.1, (g - unit * (g * unit).sum()) / size, g * unit / unit / 0.1)
+
+
+@pytest.mark.parametrize(("target", "found"), [(Direction, []), (Unit, ["wrong-at-zero"])])
+def test_jump_without_a_gradient_is_no_fault_of_zeros(target, found):
+    x = normal(3, 2).detach().requires_grad_()
+
+    report = pb.check(target, (x,), select=["wrong-at-zero"])
+
+    assert [finding.rule.name for finding in report.findings] == found

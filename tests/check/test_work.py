@@ -1,6 +1,7 @@
 """Rules say the same of a function each time, whatever random numbers the caller has drawn."""
 
 import random
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -34,6 +35,9 @@ def seed(number):
 
 def subject_of(target):
     return Subject(target_of(target), (example_of((X,)),))
+
+
+work_module = import_module("pullback.check.work")
 
 
 def test_rule_draws_the_same_each_time():
@@ -93,3 +97,22 @@ def test_generators_of_caller_go_on_as_before():
     pb.check(LosesOneInEight, (X,), select=["wrong-gradient"], isolate=False)
 
     assert drawn() == expected
+
+
+def test_rules_share_the_time_that_is_left():
+    limits = [work_module._seconds("standard", spent, call=0.0) for spent in (0.0, 2.0, 4.0, 50.0)]
+
+    assert limits == sorted(limits, reverse=True)
+    assert limits[-1] == work_module.LEAST
+    assert sum(limits[:3]) < work_module.TOGETHER["standard"]
+
+
+def test_slow_function_is_still_called_some_times():
+    seconds = work_module._seconds("standard", 50.0, call=0.2)
+
+    assert seconds == pytest.approx(work_module.CALLS * 0.2)
+    assert work_module._seconds("standard", 50.0, call=9.0) == work_module.SECONDS["standard"]
+
+
+def test_deep_profile_has_no_limit_together():
+    assert work_module._seconds("deep", 1e6, call=0.0) == work_module.SECONDS["deep"]

@@ -27,6 +27,8 @@ from pullback.judge.tolerances import STABLE
 ASIDE = "set aside"
 NOTHING = 1e-13  # of an input in double precision, which a sound function does not amplify much
 COLUMNS = 4  # entries of a dimension, each of which forward may call by its number
+FAINT, ROUNDINGS = 1e-30, 64  # by how much zeros move, and others, so that no guard notices
+JUMP = 1e-2  # of an output and one more
 SPREAD = 3e-3  # how far apart tied values are moved
 
 Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
@@ -79,13 +81,60 @@ def _has_unread(start: Example, mismatch: Mismatch) -> bool:
 
 
 def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
-    """The trials, without what is wrong for values close by that are not tied too."""
-    return _without(subject, found, _untied)
+    """The trials, without what is wrong for values close by that are not tied too.
+
+    Where forward jumps at a tie there is no slope to add up to: a matrix of equal rows has lost the
+    direction that forward returns.
+    """
+    kept = (replace(t, mismatches=_unless_jumping(subject, t)) for t in found)
+    return _without(subject, kept, _untied)
+
+
+def _unless_jumping(subject: Subject, trial: Trial) -> tuple[Mismatch, ...]:
+    is_lost = bool(trial.mismatches) and _jumps(subject, trial.example)
+    return () if is_lost else trial.mismatches
 
 
 def by_zero(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
-    """The trials, without what is wrong where the zeros are all another number: those are ties."""
-    return _without(subject, found, _raised)
+    """The trials, without what is wrong where the zeros are all another number: those are ties.
+
+    Nor is there a gradient to give where forward jumps and PyTorch's own is not finite either: the
+    null space of a matrix of zeros is any space.
+    """
+    return _without(subject, (_without_jumps(subject, trial) for trial in found), _raised)
+
+
+def _without_jumps(subject: Subject, trial: Trial) -> Trial:
+    kept = tuple(m for m in trial.mismatches if not _is_lost_by_all(m))
+    is_whole = len(kept) == len(trial.mismatches) or not _jumps(subject, trial.example)
+    return trial if is_whole else replace(trial, mismatches=kept)
+
+
+def _is_lost_by_all(mismatch: Mismatch) -> bool:
+    """Whether neither this gradient nor PyTorch's own is finite."""
+    if mismatch.index is None or is_finite_number(mismatch.got):
+        return False
+    return not bool(torch.isfinite(mismatch.want[mismatch.index]).all())
+
+
+def _jumps(subject: Subject, example: Example) -> bool:
+    """Whether forward gives other numbers where all inputs move by next to nothing."""
+    moved = example
+    for i in example.differentiable:
+        value = example.args[i]
+        steps = torch.arange(value.numel(), dtype=torch.float64, device=value.device)
+        apart = (((steps + i / 7) * 0.618034) % 1 - 0.5).to(value.dtype).reshape(value.shape)
+        far = torch.where(value == 0, FAINT, ROUNDINGS * torch.finfo(value.dtype).eps * value)
+        moved = moved.put(i, value + far * apart, example.label)
+    try:
+        pairs = zip(subject.run(example).outputs, subject.run(moved).outputs, strict=True)
+    except ForwardRefusedError:
+        return False
+    return any(_is_apart(a.detach(), b.detach()) for a, b in pairs if a.requires_grad)
+
+
+def _is_apart(a: Tensor, b: Tensor) -> bool:
+    return a.shape != b.shape or bool(((a - b).abs() > JUMP * (1 + a.abs())).any())
 
 
 def by_indices(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:

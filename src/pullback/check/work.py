@@ -37,6 +37,14 @@ SECONDS = {"quick": 0.5, "standard": 4.0, "deep": 60.0}
 CROWDED = 10
 NODES = 10_000  # of a graph that is looked through
 
+# Seconds of work that all rules may take together, by profile. A rule gets a share of what is left,
+# so that those which try the most variants do not take the time of the others; and always a little,
+# by the clock or in calls of the function, so that each tries its first variants.
+TOGETHER = {"quick": 2.0, "standard": 5.0, "deep": float("inf")}
+SHARE = 0.25
+LEAST = 0.1
+CALLS = 8
+
 # Every rule starts from the same random numbers, so that a function that draws in backward gets the
 # same findings each time. Not from those of forward (`isolation.SEED`): a mask that backward draws
 # anew would be forward's own.
@@ -89,18 +97,23 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
     torch.set_num_threads(1)  # the threads of the parent are not in a fork, and waiting would hang
     try:
         subject = Subject(job.target, job.examples, profile=job.profile)
+        call = 0.0
         if first == 0:
             with drawing_from(SEED):
                 fitness = _fitness(subject)
             tell(fitness)
             if fitness.kind == "unfit":
                 return
-        with drawing_from(SEED):
-            subject = _in_own_precision(subject, tell)
+            call = fitness.seconds
+        start = worked()
         for number in range(first, len(job.rules)):
             tell(Message("begin", number))
-            subject.deadline = worked() + SECONDS[job.profile]
-            subject.latest = time.monotonic() + CROWDED * SECONDS[job.profile]
+            if number == first:  # a call that does not end is one of this rule
+                with drawing_from(SEED):
+                    subject = _in_own_precision(subject, tell)
+            seconds = _seconds(job.profile, worked() - start, call)
+            subject.deadline = worked() + seconds
+            subject.latest = time.monotonic() + CROWDED * seconds
             with drawing_from(SEED):
                 _ = subject.first_gradients  # before a rule has called anything
             if number == first:
@@ -110,6 +123,12 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
         tell(Message("end", tried=dict(subject.tried)))
     finally:
         torch.set_num_threads(threads)
+
+
+def _seconds(profile: str, spent: float, call: float) -> float:
+    """What the next rule may take, after what the others have, of a function with such calls."""
+    left = TOGETHER[profile] - spent
+    return min(SECONDS[profile], max(LEAST, CALLS * call, SHARE * left))
 
 
 def _in_own_precision(subject: Subject, tell: Tell) -> Subject:

@@ -37,6 +37,7 @@ from pullback.check.dispatch import Work
 from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.inputs.shapes import batches_of
+from pullback.check.kernels.tuning import worked
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
@@ -44,7 +45,9 @@ from pullback.judge.example import Example
 
 RULE = Rule("P001", "compiled-differs", "compile", profile="standard", wraps=True)
 
-MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each
+MANY = 400  # operators in forward and backward
+EACH = 0.01  # seconds that the compiler takes for one of them
+SYMBOLIC = 4.0  # times as long as with fixed sizes, or more, it takes with symbolic ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +90,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.writes_inputs:
         yield Skip(RULE, "forward writes into its input, which PyTorch's compiler mistraces")
         return
-    if _operators(subject) > MANY:
+    if _operators(subject) > min(MANY, (subject.deadline - worked()) / EACH):
         yield Skip.refused(RULE, "so many operators in a row take the compiler too long")
         return
-    results = list(_compared(subject, "aot_eager", dynamic=True))
-    if any(isinstance(result, Skip) for result in results):  # symbolic sizes may be refused
-        results = list(_compared(subject, "aot_eager", dynamic=False))
+    results = list(_compared(subject, "aot_eager"))
     if subject.profile == "deep" and not results:
-        results = list(_compared(subject, "inductor", dynamic=None))
+        results = list(_compared(subject, "inductor"))
     yield from results
 
 
@@ -105,11 +106,14 @@ def _operators(subject: Subject) -> int:
     return int(work.operators)
 
 
-def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterator[Finding | Skip]:
+def _compared(subject: Subject, backend: str) -> Iterator[Finding | Skip]:
     torch.compiler.reset()
-    compiled = torch.compile(wrapped(subject.target.call), backend=backend, dynamic=dynamic)
+    compiled = torch.compile(wrapped(subject.target.call), backend=backend)
+    is_first, start, taken = True, worked(), 0.0
     try:
-        for example in each(_examples(subject, dynamic), subject):
+        for example in each(_examples(subject), subject):
+            if SYMBOLIC * taken > subject.deadline - worked():
+                return  # another graph, with symbolic sizes, would take too long
             try:
                 usual = results_of(subject, example)
             except CallError:
@@ -132,29 +136,34 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
                     fix="let the result depend on the arguments alone, not on who calls",
                 )
                 return
+            if is_first:
+                is_first, taken = False, worked() - start
     except CallError as refusal:
-        yield Skip.refused(RULE, f"{backend} refuses it", refusal.raised)
+        if is_first:  # symbolic sizes alone may be refused
+            yield Skip.refused(RULE, f"{backend} refuses it", refusal.raised)
     finally:
         torch.compiler.reset()
 
 
-def _examples(subject: Subject, dynamic: bool | None) -> Iterator[Example]:
-    """The example; then other plain values and other leading sizes, through the same graph.
+def _examples(subject: Subject) -> Iterator[Example]:
+    """The example; then other plain values and other leading sizes.
 
-    One graph with symbolic sizes serves them all: half the time of one graph for each.
+    The first of these is compiled anew, with what has changed as a symbol: one graph for the rest.
     """
     yield subject.small
-    if dynamic is False:
-        return
-    yield from islice(_other_values(subject.small), 2)
+    yield from _other_values(subject.small)
     yield from islice((e for e in batches_of(subject.small) if subject.accepts(e)), 1, 3)
 
 
 def _other_values(example: Example) -> Iterator[Example]:
-    """The example with one float argument changed: a value that could become a constant."""
-    for position, arg in enumerate(example.args):
-        if isinstance(arg, float):
-            yield example.put(position, 0.75 * arg, f"argument {position} as {0.75 * arg}")
+    """The example with its float arguments changed: a value that could become a constant."""
+    floats = [i for i, arg in enumerate(example.args) if isinstance(arg, float)]
+    for factor in (0.75, 0.5) if floats else ():
+        changed = example
+        for i in floats:
+            value = factor * example.args[i]
+            changed = changed.put(i, value, f"argument {i} as {value}")
+        yield changed
 
 
 @contextmanager

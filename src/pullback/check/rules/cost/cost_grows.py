@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import Work, foreign_calls
 from pullback.check.inputs.shapes import fits, resized, symbols_of
+from pullback.check.kernels.tuning import worked
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
 from pullback.judge.example import Example
 from pullback.judge.run import run
@@ -66,8 +67,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     pairs, scales = (PAIRS[-1:], SCALES[-1:]) if _is_slow(subject) else (PAIRS, SCALES)
     for small, large, words in each(_pairs(subject.small, pairs, scales), subject):
         try:
-            mine = [_of_backward(subject, example) for example in (small, large)]
-            plain = [_of_plain(subject, example) for example in (small, large)]
+            start = worked()
+            least, plain_least = _of_backward(subject, small), _of_plain(subject, small)
+            if (worked() - start) * large.size > (subject.deadline - worked()) * small.size:
+                continue  # it would take more time than there is
+            mine = [least, _of_backward(subject, large)]
+            plain = [plain_least, _of_plain(subject, large)]
         except CallError:
             continue
         found = _compared(subject, mine, plain, large, words, "numbers")
