@@ -28,7 +28,7 @@ from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.surrogates import Surrogate
-from pullback.check.surroundings import require_values, usual_modes
+from pullback.check.surroundings import require_plain_inputs, usual_modes
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
@@ -446,7 +446,7 @@ def arguments_from(target: Target, inputs: Any) -> list[tuple[Any, ...]]:
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
-    require_values(target.name, given)
+    require_plain_inputs(target.name, given)
     if isinstance(given, Tensor):
         return [(given,)]
     if isinstance(given, list) and given and all(isinstance(item, tuple) for item in given):

@@ -7,9 +7,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from pullback.capture.fake import apart
+from pullback.capture.fake import apart, is_fake
 from pullback.capture.modes import autocast_off
 from pullback.errors import ExamplesError
 from pullback.judge.example import tensors_in
@@ -27,7 +26,7 @@ def usual_modes() -> Iterator[None]:
         yield
 
 
-def require_values(name: str, given: Any) -> None:
+def require_plain_inputs(name: str, given: Any) -> None:
     """Raise unless the tensors among the inputs have sizes and values, which rules ask for."""
     for one in tensors_in(given):
         got = _without_values(one)
@@ -42,7 +41,7 @@ def require_values(name: str, given: Any) -> None:
 def _without_values(tensor: torch.Tensor) -> str:
     if tensor.is_nested:
         return f"a nested tensor with layout {tensor.layout}"
-    if isinstance(tensor, FakeTensor):
+    if is_fake(tensor):
         return "a fake tensor"
     if tensor.is_meta:
         return "a tensor on the device meta"
