@@ -20,8 +20,9 @@ from typing import Any
 
 import click
 
+from _pullback_start import INTERRUPTED, interrupt
+
 FOLDER = Path(__file__).resolve().with_name("pullback") / "cli"
-INTERRUPTED = 130  # as shells count it
 
 
 @cache
@@ -72,7 +73,9 @@ class Commands(click.Group):
         near = get_close_matches(args[0], helps(), 1)
         if near and near[0] != args[0]:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        interrupt()  # all is loaded, and the command begins
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; Ctrl-C ends it with a code of its own, since 1 means a finding."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import _pullback_cli
+from _pullback_start import is_command
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 LIMIT = 0.2  # seconds of work, so that what else the machine does is not counted
@@ -78,3 +79,59 @@ def test_likely_command_is_named():
 
     assert done.returncode == 2
     assert "No such command 'chek'. Did you mean 'check'?" in done.stderr
+
+
+# ---- Ctrl-C while it starts ----
+
+CTRL_C = """
+import os, signal
+os.kill(os.getpid(), signal.SIGINT)
+raise SystemExit("went on")
+"""
+COMMANDS = {
+    "pullback": ["-c", "from _pullback_start import main; main()"],
+    "python -m pullback": ["-m", "pullback"],
+    "python -mpullback": ["-mpullback"],
+}
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("module", ["click", "torch", "pullback.cli.explain"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_while_loading_is_one_line(tmp_path, command, module):
+    name = module.replace(".", "/")
+    if "." in module:  # one of ours: in a copy of the links to the source
+        (tmp_path / "pullback" / "cli").mkdir(parents=True)
+        for folder in ("", "pullback", "pullback/cli"):
+            for path in (SOURCE / folder).iterdir():
+                if not (tmp_path / folder / path.name).exists() and path.stem != "explain":
+                    (tmp_path / folder / path.name).symlink_to(path)
+    (tmp_path / f"{name}.py").write_text(CTRL_C)
+    done = subprocess.run(
+        [sys.executable, *COMMANDS[command], "explain", "E103"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_library_leaves_ctrl_c_alone():
+    """Also in a program that is run with `-m` and has an argument of our name."""
+    probe = "import signal, pullback; print(signal.getsignal(signal.SIGINT).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe, "-m", "pullback"],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "default_int_handler\n"
+    assert is_command(["-m", "check"], ["python", "-X", "dev", "-m", "pullback", "check"])
+    assert not is_command(["-m", "pullback"], ["python", "-m", "other", "pullback"])
+    assert not is_command(["-m", "x"], ["python", "-m", "pullback.cli.main", "x"])
+    assert not is_command(["-c"], ["python", "-c"])
+    assert not is_command([], [])

@@ -1,5 +1,6 @@
 """pullback makes custom autograd functions right and fast."""
 
+import _pullback_start as _pullback_start  # first: Ctrl-C while PyTorch is loaded
 from pullback.candidates import judge as judge
 from pullback.candidates import judge_all as judge_all
 from pullback.check import assert_sound as assert_sound

@@ -10,7 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "tests", "examples", "benchmarks", "docs")
-OURS = {"_pullback_cli", "_pullback_pytest", "benchmarks", "docs", "examples", "pullback", "tests"}
+OURS = {
+    "_pullback_cli",
+    "_pullback_pytest",
+    "_pullback_start",
+    "benchmarks",
+    "docs",
+    "examples",
+    "pullback",
+    "tests",
+}
 
 
 def imported_in(text):
