@@ -7,22 +7,32 @@ python -m benchmarks.faults.ranks.score --only Ring --ranks 4
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 
 import pullback as pb
-from benchmarks.faults.ranks import frameworks, planted, sound
+from benchmarks.faults.ranks import frameworks, layers, planted, sound
 from benchmarks.faults.ranks.case import RankCase
 
 GROUPS = {
-    "sound": [*sound.CASES, *frameworks.SOUND],
-    "planted": [*planted.CASES, *frameworks.PLANTED],
+    "sound": [*sound.CASES, *frameworks.SOUND, *layers.SOUND],
+    "planted": [*planted.CASES, *frameworks.PLANTED, *layers.PLANTED],
 }
 
 
-def score(case: RankCase, ranks: int, *, has_reference: bool) -> tuple[bool, float, list[str]]:
-    """Whether the check says what it must, in how many seconds, and the rules that it names."""
-    start = time.monotonic()
+def worked() -> float:
+    """The processor seconds of this process and of the ranks that it has ended."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    spent = [resource.getrusage(one) for one in who]
+    return sum(one.ru_utime + one.ru_stime for one in spent)
+
+
+def score(
+    case: RankCase, ranks: int, *, has_reference: bool
+) -> tuple[bool, tuple[float, float], list[str]]:
+    """Whether the check says what it must, its seconds and processor seconds, and the rules."""
+    start, before = time.monotonic(), worked()
     report = pb.check(
         case.target,
         case.inputs,
@@ -33,7 +43,8 @@ def score(case: RankCase, ranks: int, *, has_reference: bool) -> tuple[bool, flo
     names = [finding.rule.name for finding in report.findings]
     failed = [str(s) for s in report.skips if "the check itself failed" in s.reason]
     is_right = any(name in case.rules for name in names) if case.rules else not names
-    return is_right and not failed, time.monotonic() - start, [*names, *failed]
+    spent = time.monotonic() - start, worked() - before
+    return is_right and not failed, spent, [*names, *failed]
 
 
 def main() -> int:
@@ -43,6 +54,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--references", action="store_true", help="give the references as well")
     parser.add_argument("--group", choices=tuple(GROUPS))
+    parser.add_argument("--each", action="store_true", help="print every case and its seconds")
     options = parser.parse_args()
     wrong = 0
     for ranks in options.ranks or [2]:
@@ -61,14 +73,24 @@ def main() -> int:
             times = []
             right = 0
             for case in chosen:
-                is_right, seconds, names = score(case, ranks, has_reference=options.references)
-                times.append(seconds)
+                is_right, spent, names = score(case, ranks, has_reference=options.references)
+                times.append(spent)
                 right += is_right
+                if options.each:
+                    print(
+                        f"    {case.name}: {spent[0]:.1f} s, of processors {spent[1]:.1f} s",
+                        flush=True,
+                    )
                 if not is_right:
                     wrong += 1
                     wanted = " or ".join(case.rules) or "nothing"
                     print(f"  {case.name} on {ranks} ranks: {wanted}, got {names or 'nothing'}")
-            told = f"median {sorted(times)[len(times) // 2]:.1f} s, most {max(times):.1f} s"
+            told = "; ".join(
+                f"{what}: median {sorted(one)[len(one) // 2]:.1f} s, most {max(one):.1f} s"
+                for what, one in zip(
+                    ("time", "of processors"), zip(*times, strict=True), strict=True
+                )
+            )
             print(f"{group} on {ranks} ranks: {right} of {len(chosen)} as they must be; {told}")
             sys.stdout.flush()
     return 1 if wrong else 0

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -13,9 +12,8 @@ import torch
 import pullback as pb
 from benchmarks.faults.ranks import planted, sound
 from pullback.check.ranks import crew
-from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import Accept, Forward, RankPoint
-from pullback.check.ranks.crew import Crew, RankEnd, RanksLost, _Look
+from pullback.check.ranks.crew import Crew, RankEnd, RanksLost
 from pullback.check.ranks.rank import RankJob
 from pullback.check.target import target_of
 
@@ -91,6 +89,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc to look at")
 def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
     parent = subprocess.Popen(
@@ -108,53 +107,3 @@ def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
 
     assert not any(map(is_running, ranks))
     assert not list(tmp_path.glob("pullback-*"))
-
-
-@pytest.fixture
-def waiting(tmp_path):
-    """A look at this process, as one rank that waits in a collective; and its clock."""
-    with open(tmp_path / "slots", "w+b") as file:
-        file.truncate(SLOT)
-        slot = Slot(file.fileno(), 0)
-    slot.tell(RankState.WAITS, 1)
-    yield _Look([slot], [os.getpid()], crew.LONGEST)
-    slot.close()
-
-
-def times(monkeypatch, look, seconds, work):
-    """Whether a rank is stuck, at each of the looks, some seconds apart."""
-    clock = iter(range(1000))
-    start = time.monotonic()
-    monkeypatch.setattr(crew.time, "monotonic", lambda: start + seconds * next(clock))
-    monkeypatch.setattr(crew, "_work_of_all", lambda pid: work)
-    return [look.is_stuck([0], {}) for _ in range(8)]
-
-
-def test_rank_that_waits_and_does_nothing_is_stuck(monkeypatch, waiting):
-    assert times(monkeypatch, waiting, 0.4, 1.0)[-1]
-
-
-def test_thread_that_could_run_is_waited_for(monkeypatch, waiting):
-    assert not any(times(monkeypatch, waiting, 0.4, None))
-
-
-def test_time_in_which_the_machine_stood_still_does_not_count(monkeypatch, waiting):
-    assert not any(times(monkeypatch, waiting, 1000.0, 1.0)[:4])
-
-
-def test_thread_that_works_is_seen():
-    is_over = threading.Event()
-
-    def spin():
-        while not is_over.is_set():
-            sum(range(1000))
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        seen = {crew._work_of_all(os.getpid()) for _ in range(3)}
-    finally:
-        is_over.set()
-        thread.join()
-
-    assert None in seen

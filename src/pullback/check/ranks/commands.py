@@ -51,10 +51,9 @@ class RankPoint:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Call forward without grad, and give the outputs; `is_quiet` where it may well die of it."""
+    """Call forward without grad, and give the outputs."""
 
     point: RankPoint
-    is_quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,7 @@ class PullCommand:
     """Forward and backward.
 
     With `seconds`, the cotangents of the gradients by position, backward is differentiated as well.
+    With `between`, forward is called once more, with other values, before backward.
     """
 
     point: RankPoint
@@ -94,6 +94,7 @@ class PullCommand:
     laid: CotangentLayout = CotangentLayout.PLAIN
     delay: float = 0.0
     seconds: Mapping[int, Tensor] | None = None
+    between: RankPoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
@@ -24,6 +24,7 @@ from pullback.judge.tolerances import (
 
 DRAWS = 2
 MOST = 32  # assignments that are tried
+NEAREST = 4  # points at which wrong gradients are looked at in full
 COARSE = 1e-2  # of a gradient, where the function does not serve float64
 
 
@@ -102,14 +103,25 @@ def _choices(joint: Joint, position: int) -> tuple[Placed, ...]:
         return (declared,)
     if joint.is_global:
         return (REPLICATE,)
-    return TRIED if joint.is_same(position) else (SHARD,)
+    return TRIED if joint.is_same(position) and not _is_idle(joint, position) else (SHARD,)
+
+
+def _is_idle(joint: Joint, position: int) -> bool:
+    """Whether an input has no gradient and moves no output: its placement says nothing."""
+    if any(reply.value.gradients.get(position) is not None for reply in joint.first):
+        return False
+    slopes = joint.slopes(frozenset(), is_brief=True)
+    moved = [slopes[rank, p] for rank, p in slopes if p == position]
+    return not any(bool(change.any()) for slope in moved for row in slope.change for change in row)
 
 
 def _output_choices(joint: Joint, number: int) -> tuple[Placed, ...]:
     declared = joint.declared.of_output(number)
     if declared is not None:
         return (declared,)
-    return (REPLICATE,) if joint.is_global else TRIED
+    if joint.is_global:
+        return (REPLICATE,)
+    return TRIED if joint.live[number] else (SHARD,)
 
 
 def all_judged(joint: Joint) -> list[Judged]:
@@ -122,9 +134,40 @@ def all_judged(joint: Joint) -> list[Judged]:
         found = [judged(joint, assignment) for assignment in left]
         if any(one.is_right for one in found):
             return found
-        return [judged(joint, assignment) for assignment in every]
+        shared = [judged(joint, one) for one in map(partly_shared(joint), briefly) if one]
+        right = [one for one in shared if one.is_right]
+        return right or [judged(joint, one.assignment) for one in _nearest(joint, briefly)]
 
     return joint.once("judged", compute)
+
+
+def partly_shared(joint: Joint) -> Callable[[Judged], Assignment | None]:
+    """For an assignment that is wrong: the same, with shares as the gradients that are wrong.
+
+    So it is with the weights of a synchronised norm, whose gradients are summed elsewhere. None
+    where others are wrong too, or where it is declared what those gradients are.
+    """
+
+    def shared(one: Judged) -> Assignment | None:
+        names = {row.name for row in one.wrong if row.placed == REPLICATE}
+        is_declared = any(joint.declared.of_input(name) for name in names)
+        if not names or is_declared or len(names) < len(one.wrong):
+            return None
+        inputs = tuple(
+            (name, replace(placed, has_shares=placed.has_shares or name in names))
+            for name, placed in one.assignment.inputs
+        )
+        return Assignment(inputs, one.assignment.outputs)
+
+    return shared
+
+
+def _nearest(joint: Joint, briefly: Sequence[Judged]) -> list[Judged]:
+    """Those with the fewest wrong gradients: to look at every point in full takes long."""
+    ordered = sorted(briefly, key=lambda one: (not one.is_possible, len(one.wrong)))
+    points = [replicated_of(joint, one.assignment) for one in ordered]
+    kept = list(dict.fromkeys(points))[:NEAREST]
+    return [one for one, point in zip(ordered, points, strict=True) if point in kept]
 
 
 def consistent(joint: Joint) -> list[Assignment]:
@@ -135,7 +178,7 @@ def consistent(joint: Joint) -> list[Assignment]:
 def _strictness(assignment: Assignment) -> int:
     """Fewer replicated values come first: what holds for any values says most."""
     placed = [*(p for _, p in assignment.inputs), *assignment.outputs]
-    return sum(p.is_replicated for p in placed)
+    return sum(p.is_replicated + p.has_shares for p in placed)
 
 
 def replicated_of(joint: Joint, assignment: Assignment) -> frozenset[int]:

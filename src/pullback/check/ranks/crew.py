@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,17 +30,18 @@ import torch.multiprocessing
 
 from pullback.check.isolate import can_fork, end_of
 from pullback.check.ranks.collectives import SLOT, RankState, Slot
-from pullback.check.ranks.commands import CHECK, Command, Reply
+from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.rank import RankJob
-from pullback.check.ranks.worker import Meeting, live, store_at
+from pullback.check.ranks.said import RankErrors
+from pullback.check.ranks.stuck import StuckWatch
+from pullback.check.ranks.worker import HOST, Meeting, live, store_at
 
 GLANCE = 0.05  # seconds between two looks
-HELD_UP = 0.5  # seconds between two looks at most: more is a machine that stood still
-STUCK = 2.0  # seconds in which all that are left wait for each other, and nothing moves
-SURE = 0.7  # the same where one of them will not come any more
-RESTS = 8.0  # seconds without work of a rank that is in no collective
 LONGEST = 120.0  # seconds of one command
+BUSY = 15.0  # seconds of work without a collective
+SLOWER = 50  # times as long as any before
 START = 60.0
+CUT_OFF = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
 
 _MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, *{meeting}, *{ends})"
 
@@ -98,11 +100,13 @@ class Crew:
     def __init__(self, job: RankJob, size: int) -> None:
         self.size = size
         # Nothing here has a name in a file system: what is killed leaves none behind.
-        self._store = store_at(0, is_host=True)
         self._told = tempfile.TemporaryFile()  # noqa: SIM115
         self._told.truncate(size * SLOT)
         self._slots = [Slot(self._told.fileno(), rank) for rank in range(size)]
-        self._meeting = Meeting(size, self._store.port, self._told.fileno())
+        self._said = [RankErrors() for _ in range(size)]
+        self._store: Any = None
+        self._has_called = False  # whether the function has been called, so that its time is known
+        self._slowest = 0.0
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._lives: list[int] = []  # the ranks end when these are closed, see `confine.lead`
@@ -111,10 +115,6 @@ class Crew:
             must_start = can_fork() or dist.is_initialized() or torch.cuda.is_available()
             if must_start or not self._forked(job):
                 self._started(job)
-            ready = self._answers(START)
-            wrong = [reply.raised for reply in ready if reply.raised is not None]
-            if wrong:
-                raise CannotStartError(str(wrong[0]))
         except BaseException:
             self.stop()
             raise
@@ -122,16 +122,20 @@ class Crew:
     # ---- start and end ----
 
     def _forked(self, job: RankJob) -> bool:
-        """Start by fork; False where autograd does not run in a fork of this process."""
+        """Start by fork; False where ranks do not come up in a fork of this process.
+
+        Autograd may not run in one, or a thread of the user's held a lock that nobody gives back.
+        """
         pipes = [connection.Pipe() for _ in range(self.size)]
         lives = [os.pipe() for _ in range(self.size)]
         self._lives = [ours for _, ours in lives]
         sys.stdout.flush()
         sys.stderr.flush()
         launcher: Any = torch.multiprocessing
+        place, meeting = self._meeting()
         context = launcher.start_processes(
             live,
-            (self._meeting, job, pipes, lives),
+            (meeting, job, pipes, lives, place, [said.fileno() for said in self._said]),
             nprocs=self.size,
             join=False,
             start_method="fork",
@@ -142,22 +146,29 @@ class Crew:
             theirs.close()
         for life, _ in lives:
             os.close(life)
-        first = self._answer_of_first()
-        if first is not None and first.phase == "fork":
+        try:
+            ready = self._ready(place)
+        except RanksLost:
+            ready = None
+        if ready is None or any(reply.phase == "fork" for reply in ready):
             self._end_processes()
             return False
-        self._early = first
+        _raise_if_wrong(ready)
         return True
 
-    _early: Reply | None = None
+    def _meeting(self) -> tuple[socket.socket, Meeting]:
+        """Where the ranks of one start will meet; nothing answers there before `_ready`."""
+        place = socket.create_server((HOST, 0), backlog=4 * self.size)
+        return place, Meeting(self.size, place.getsockname()[1], self._told.fileno())
 
-    def _answer_of_first(self) -> Reply | None:
-        """What rank 0 says first, where that comes; the others say the same."""
-        if self._pipes[0].poll(START):
-            with contextlib.suppress(EOFError, OSError):
-                reply: Reply = pickle.loads(self._pipes[0].recv_bytes())
-                return reply
-        return None
+    def _ready(self, place: socket.socket) -> list[Reply]:
+        """The first answers of all ranks, once they meet.
+
+        The store has a thread. No fork may come while it runs: a lock that it holds then stays
+        locked in the fork for ever.
+        """
+        self._store = store_at(place.getsockname()[1], listening=place.detach())
+        return self._answers(START)
 
     def _started(self, job: RankJob) -> None:
         try:
@@ -168,16 +179,17 @@ class Crew:
         source = str(Path(__file__).resolve().parents[3])
         found = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._pipes = []
-        self._early = None
+        place, meeting = self._meeting()
         for rank in range(self.size):
             ours, theirs = connection.Pipe()
             life, kept = os.pipe()
             ends = theirs.fileno(), life
-            code = _MAIN.format(rank=rank, meeting=astuple(self._meeting), ends=ends)
+            code = _MAIN.format(rank=rank, meeting=astuple(meeting), ends=ends)
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                pass_fds=(*ends, self._meeting.slots),
+                pass_fds=(*ends, meeting.slots),
                 stdin=subprocess.DEVNULL,
+                stderr=self._said[rank].fileno(),
                 env=os.environ | {"PYTHONPATH": found},
             )
             theirs.close()
@@ -188,6 +200,11 @@ class Crew:
         for pipe in self._pipes:
             pipe.send_bytes(pickle.dumps(sys.path))
             pipe.send_bytes(sent)
+        try:
+            ready = self._ready(place)
+        except RanksLost as lost:
+            raise CannotStartError(str(lost)) from None
+        _raise_if_wrong(ready)
 
     def stop(self) -> None:
         """End every rank, whatever it does, and what it has started."""
@@ -195,6 +212,8 @@ class Crew:
         for slot in self._slots:
             slot.close()
         self._told.close()
+        for said in self._said:
+            said.close()
         self._store = None
 
     def _end_processes(self) -> None:
@@ -221,16 +240,20 @@ class Crew:
             with contextlib.suppress(OSError):  # gone: seen below
                 self._pipes[rank].send_bytes(pickle.dumps(command))
         try:
-            return self._answers(LONGEST)
+            replies = self._answers(LONGEST)
+            self._has_called |= not isinstance(commands[0], Accept)
+            return replies
         except BaseException:
             self._end_processes()
             raise
+        finally:
+            for said in self._said:
+                said.show()
 
     def _answers(self, longest: float) -> list[Reply]:
         replies: dict[int, Reply] = {}
-        if self._early is not None:
-            replies[0], self._early = self._early, None
-        look = _Look(self._slots, [process.pid for process in self._processes], longest)
+        pids = [process.pid for process in self._processes]
+        look = StuckWatch(self._slots, pids, longest, self._busy)
         while len(replies) < self.size:
             left = [rank for rank in range(self.size) if rank not in replies]
             by_pipe = {self._pipes[rank]: rank for rank in left}
@@ -245,7 +268,13 @@ class Crew:
                 raise RanksLost(self._standings(replies))
             if look.is_stuck([r for r in range(self.size) if r not in replies], replies):
                 raise RanksLost(self._standings(replies))
+        self._slowest = max(self._slowest, look.slowest)
         return [replies[rank] for rank in range(self.size)]
+
+    @property
+    def _busy(self) -> float:
+        """The seconds that a rank may compute without a collective: many times its longest yet."""
+        return max(BUSY, SLOWER * self._slowest) if self._has_called else LONGEST
 
     def _is_alive(self, rank: int) -> bool:
         return bool(self._processes[rank].is_alive())
@@ -271,6 +300,8 @@ class Crew:
             if reply.raised is not None:
                 where = f" at {reply.place}" if reply.place else ""
                 words = f"raised {reply.raised}{where}"
+                if any(one in reply.raised.text for one in CUT_OFF):  # another rank is gone
+                    words = f"lost its connection{'' if last is None else f' in {last}'}"
                 return Standing(rank, RankEnd.RAISED, words, kind, is_ours=reply.phase == CHECK)
             words = f"was through{'' if last is None else f', after {last}'}"
             unwaited = next((str(step) for step in reply.steps if not step.is_waited), "")
@@ -280,10 +311,19 @@ class Crew:
             how = end_of(code).removeprefix("it ")
             inside = f", in {seen.text}" if seen.state is RankState.WAITS else after
             is_aborted = code == -signal.SIGABRT
+            if is_aborted:
+                how += self._said[rank].last_words()
             return Standing(rank, RankEnd.ENDED, f"{how}{inside}", seen.kind, is_aborted)
         if seen.state is RankState.WAITS:
             return Standing(rank, RankEnd.WAITS, f"waited in {seen.text}", seen.kind)
         return Standing(rank, RankEnd.WORKS, f"was in no collective{after}", seen.kind)
+
+
+def _raise_if_wrong(ready: Sequence[Reply]) -> None:
+    """Raise what a rank says that could not begin."""
+    for reply in ready:
+        if reply.raised is not None:
+            raise CannotStartError(str(reply.raised))
 
 
 class _Popened:
@@ -316,72 +356,3 @@ def _kill(process: Any) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(OSError, ValueError):
         process.kill()
-
-
-# ---- whether anything moves ----
-
-
-class _Look:
-    """Looks at ranks that have not answered: whether they can still be expected to.
-
-    Its time passes by looks: that in which this process was held up, or the whole machine, does
-    not count, since the ranks were as well.
-    """
-
-    def __init__(self, slots: Sequence[Slot], pids: Sequence[int], longest: float) -> None:
-        self._slots, self._pids = slots, pids
-        self._looked = time.monotonic()
-        self._now, self._moved, self._end = 0.0, 0.0, longest
-        self._before: Any = None
-
-    def _pass(self) -> float:
-        """The time by now."""
-        looked = time.monotonic()
-        self._now += min(looked - self._looked, HELD_UP)
-        self._looked = looked
-        return self._now
-
-    def is_stuck(self, left: Sequence[int], replies: dict[int, Reply]) -> bool:
-        """Whether none of those that are left will ever answer, or too late."""
-        now = self._pass()
-        seen = [self._slots[rank].seen for rank in left]
-        works = [_work_of_all(self._pids[rank]) for rank in left]
-        key = ([(one.state, one.steps) for one in seen], len(replies))
-        if self._before is None or key != self._before[0] or _has_worked(works, self._before[1]):
-            self._before, self._moved = (key, works), now
-        if now > self._end:
-            return True
-        still = now - self._moved
-        if not left or any(one.state is not RankState.WAITS for one in seen):
-            return bool(left) and still > RESTS
-        has_lost = any(reply.raised is not None for reply in replies.values())
-        return still > (SURE if has_lost else STUCK)
-
-
-def _has_worked(now: Sequence[float | None], before: Sequence[float | None]) -> bool:
-    pairs = zip(now, before, strict=False)
-    return any(a is None or b is None or a - b > 0.02 for a, b in pairs)
-
-
-def _work_of_all(pid: int) -> float | None:
-    """The processor time of a process and of those it has started; None where one could run.
-
-    Any thread of it counts: gloo receives in one of its own.
-    """
-    try:
-        threads = [_stat(path) for path in Path(f"/proc/{pid}/task").iterdir()]
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(child) for child in file.read().split()]
-        fields = _stat(Path(f"/proc/{pid}"))
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    below = [_work_of_all(child) for child in children]
-    if any(thread[0] in "RD" for thread in threads) or None in below:
-        return None
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(work for work in below if work is not None)
-
-
-def _stat(path: Path) -> list[str]:
-    """The fields of a process or thread, from its state on."""
-    return (path / "stat").read_text().rpartition(")")[2].split()

@@ -274,11 +274,8 @@ class Joint:
         return found
 
     def is_uneven_on_the_way(self, point: JointPoint) -> bool:
-        """Whether ranks bring different sizes to a collective of forward that takes only one.
-
-        What a rank says when it dies of it is not shown.
-        """
-        replies = self.ask(lambda rank: Forward(self.at(point, rank), is_quiet=True))
+        """Whether ranks bring different sizes to a collective of forward that takes only one."""
+        replies = self.ask(lambda rank: Forward(self.at(point, rank)))
         return unequal_steps([reply.steps for reply in replies]) is not None
 
     # ---- forward and backward ----
@@ -296,8 +293,9 @@ class Joint:
         laid: CotangentLayout = CotangentLayout.PLAIN,
         delays: Sequence[float] = (),
         seconds: Sequence[Mapping[int, Tensor]] = (),
+        between: JointPoint | None = None,
     ) -> list[Pulled]:
-        """The outputs and gradients of each rank."""
+        """The outputs and gradients of each rank; with `between`, after one more forward there."""
         replies = self.ask(
             lambda rank: PullCommand(
                 self.at(point, rank),
@@ -305,6 +303,7 @@ class Joint:
                 laid,
                 delays[rank] if delays else 0.0,
                 seconds[rank] if seconds else None,
+                None if between is None else self.at(between, rank),
             )
         )
         return [reply.value for reply in replies]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +43,7 @@ from pullback.check.ranks.spread import (
 )
 from pullback.check.ranks.wrapping import wrapped_gradients
 from pullback.check.registration import near
+from pullback.check.second_order import OnceError, leads_to_refusal
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from, seeded
 from pullback.judge.example import Example, can_differ, example_of, tensors_in
@@ -78,12 +78,10 @@ class Rank:
         self._example: Example | None = None
         self._names: tuple[str, ...] = ()
         self._through_clone = False
-        self._errors: int | None = None  # standard error, while it is silenced
 
     def do(self, command: Command) -> Reply:
         """The answer to a command; what the user's code raises is an answer."""
         watched = WatchedCollectives(self.slot, getattr(command, "delay", 0.0))
-        self._silence(isinstance(command, Forward) and command.is_quiet)
         if self.slot is not None:
             self.slot.tell(RankState.WORKS, 0)
         try:
@@ -113,20 +111,6 @@ class Rank:
         if isinstance(command, Wrap):
             return self._wrapped(command)
         return self._pulled(command, watched)
-
-    def _silence(self, is_quiet: bool) -> None:
-        """Let nothing be said on standard error until the next command, or be said again.
-
-        C++ ends a process with a message there, perhaps when the command is through.
-        """
-        if is_quiet and self._errors is None:
-            self._errors = os.dup(2)
-            with open(os.devnull, "w") as nothing:
-                os.dup2(nothing.fileno(), 2)
-        elif not is_quiet and self._errors is not None:
-            os.dup2(self._errors, 2)
-            os.close(self._errors)
-            self._errors = None
 
     # ---- arguments ----
 
@@ -188,6 +172,8 @@ class Rank:
         example = self._at(command.point)
         memory = Memory()
         args, result = self._run(example, memory)
+        if command.between is not None:
+            self._run(self._at(command.between), Memory())
         outputs = tensors_in(result)
         leaves = {i: args[i] for i in sorted(example.needs)}
         told = tuple(whole_of(t.detach()) for t in outputs)
@@ -330,6 +316,8 @@ def _second(
     if not tracked:
         return {"cotangents": dict.fromkeys(by), "inputs": dict.fromkeys(leaves)}
     with raising("second"):
+        if any(leads_to_refusal(g) for g, _ in tracked):
+            raise OnceError("a Function on the way can be differentiated once")
         found = torch.autograd.grad(
             [g for g, _ in tracked],
             [*by.values(), *leaves.values()],

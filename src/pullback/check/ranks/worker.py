@@ -6,9 +6,11 @@ Its process leads a group of its own, so that whatever it starts ends with it.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +32,17 @@ LONG = timedelta(minutes=5)  # who watches ends a rank much earlier
 HOST = "127.0.0.1"
 
 
-def store_at(port: int, *, is_host: bool = False) -> Any:
-    """The store at which ranks find each other; a host with port 0 takes any that is free."""
+def store_at(port: int, *, listening: int | None = None) -> Any:
+    """The store at which ranks find each other; its host gives the socket that listens there."""
     distributed: Any = dist  # which does not say to type checkers that it has one
-    return distributed.TCPStore(HOST, port, is_master=is_host, wait_for_workers=False, timeout=LONG)
+    return distributed.TCPStore(
+        HOST,
+        port,
+        is_master=listening is not None,
+        wait_for_workers=False,
+        timeout=LONG,
+        master_listen_fd=listening,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +60,12 @@ def live(
     job: RankJob,
     pipes: Sequence[Any],
     lives: Sequence[tuple[int, int]],
+    place: socket.socket,
+    errors: Sequence[int],
 ) -> None:
     """A forked rank, from its first line to its last."""
+    os.dup2(errors[rank], 2)
+    place.close()  # its parent listens
     for number, ((ours, theirs), (life, kept)) in enumerate(zip(pipes, lives, strict=True)):
         ours.close()
         os.close(kept)
@@ -110,6 +123,7 @@ def _begin(life: int) -> None:
         with contextlib.suppress(OSError):  # it leads one already
             os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.disable()  # inherited of pytest, it writes to another file than standard error
     lead(life)
     torch.set_num_threads(1)
 

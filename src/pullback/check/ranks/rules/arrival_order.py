@@ -31,6 +31,7 @@ from pullback.judge.tolerances import is_close
 
 RULE = Rule("R121", "arrival-order", "ranks")
 LATE = 0.03  # seconds
+APART = 0.1  # seconds between two ranks that send to whoever takes it
 
 
 def check(joint: Joint) -> Iterator[Finding | Skip]:
@@ -44,18 +45,33 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     key = frozenset[int]()
     cotangents, usual = joint.pulled(key, (False,) * joint.outputs, 0)
     point = joint.point(key)
-    for late in dict.fromkeys((0, joint.size - 1)):
-        delays = [LATE if rank == late else 0.0 for rank in range(joint.size)]
+    for words, delays in orders(joint):
         now = joint.pull(point, cotangents, delays=delays)
         for at in differing_arrivals(joint, usual, now):
             yield joint.finding(
                 RULE,
-                at=at.then(f", when rank {late} is late"),
+                at=at.then(f", when {words}"),
                 expected="the same as when all come at once",
                 got="another value",
                 fix="name the rank to receive from, and wait before the buffer is read",
             )
             return
+
+
+def orders(joint: Joint) -> Iterator[tuple[str, list[float]]]:
+    """How late each rank is for its collectives, in words and seconds.
+
+    Where a rank receives from any other, all others come one after the other, in both orders.
+    """
+    ranks = range(joint.size)
+    for late in dict.fromkeys((0, joint.size - 1)):
+        yield f"rank {late} is late", [LATE if rank == late else 0.0 for rank in ranks]
+    takers = [rank for rank, steps in enumerate(joint.steps) if any(s.is_from_any for s in steps)]
+    if takers:
+        senders = [rank for rank in ranks if rank not in takers]
+        for order in (senders, senders[::-1]):
+            delays = [APART * (order.index(rank) + 1) if rank in order else 0.0 for rank in ranks]
+            yield f"the ranks come in the order {', '.join(map(str, order))}", delays
 
 
 def differing_arrivals(

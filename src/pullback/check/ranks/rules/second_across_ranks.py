@@ -21,6 +21,7 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,6 +42,15 @@ NEAR = 1e-4  # of a second derivative; a missing sum over ranks is off by far mo
 Seconds = list[dict[int, Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class WrongSecond:
+    """A second derivative that is wrong, as it must be and as it is."""
+
+    at: At
+    want: float
+    have: float
+
+
 def check(joint: Joint) -> Iterator[Finding | Skip]:
     """The second derivatives, under each assignment that holds, until one is right."""
     if joint.target.is_once_differentiable:
@@ -53,29 +63,29 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     if not joint.is_exact:
         yield Skip(RULE, "forward does not compute in float64")
         return
-    wrong: At | None = None
+    wrong: WrongSecond | None = None
     for assignment in found:
         for is_one in (True, False):
             try:
-                at = _wrong(joint, assignment, is_one=is_one)
+                one = _wrong(joint, assignment, is_one=is_one)
             except Failed as refusal:
                 yield Skip(RULE, f"second derivatives are refused: {refusal}")
                 return
-            if at is None:
+            if one is None:
                 return
-            wrong = wrong or at
+            wrong = wrong or one
     assert wrong is not None
     yield joint.finding(
         RULE,
-        at=wrong,
-        expected=f"the derivative by differences, under {found[0]}",
-        got="another one, and no error",
-        fix="call a Function that communicates in backward, or decorate it with "
-        "`@once_differentiable`",
+        at=wrong.at,
+        expected=f"{wrong.want:.6g}, by differences, under {found[0]}",
+        got=f"{wrong.have:.6g}, and no error",
+        fix="compute backward with what autograd follows (a Function that communicates, where "
+        "there is a collective), or decorate it with `@once_differentiable`",
     )
 
 
-def _wrong(joint: Joint, assignment: Assignment, *, is_one: bool) -> At | None:
+def _wrong(joint: Joint, assignment: Assignment, *, is_one: bool) -> WrongSecond | None:
     """Where second derivatives are wrong; `is_one`: gradients of one value have one cotangent."""
     key = replicated_of(joint, assignment)
     pattern = tuple(placed.has_one_cotangent for placed in assignment.outputs)
@@ -87,13 +97,12 @@ def _wrong(joint: Joint, assignment: Assignment, *, is_one: bool) -> At | None:
     if all(t is None for one in told for part in one.values() for t in part.values()):
         raise Failed(_refusals(joint))  # nothing is tracked: autograd itself refuses
     moves = _moves(joint, seconds, key, is_one=is_one)
-    number = _wrong_cotangent(joint, assignment, point, moves, [t["cotangents"] for t in told])
-    if number is not None:
-        return At(Second(Cotangent(number), joint.outputs == 1))
+    by_cotangent = [t["cotangents"] for t in told]
+    wrong = _wrong_cotangent(joint, assignment, point, moves, by_cotangent)
+    if wrong is not None:
+        return wrong
     inputs = [t["inputs"] for t in told]
-    if _is_wrong_input(joint, key, point, cotangents, seconds, inputs, is_one=is_one):
-        return At(Second(Input(joint.names[joint.positions[0]])))
-    return None
+    return _wrong_input(joint, key, point, cotangents, seconds, inputs, is_one=is_one)
 
 
 def _refusals(joint: Joint) -> list[Reply]:
@@ -152,11 +161,11 @@ def _wrong_cotangent(
     point: JointPoint,
     moves: Seconds,
     got: Sequence[Mapping[int, Tensor | None]],
-) -> int | None:
-    """The first output by whose cotangent the derivative is wrong."""
+) -> WrongSecond | None:
+    """The derivative by the cotangent of the first output where it is wrong."""
     values = [joint.forward(_moved(point, moves, step)) for step in STEPS]
     for number, placed in enumerate(assignment.outputs):
-        for block in joint.blocks:
+        for block in joint.blocks if joint.live[number] else ():
             want = [_slope([_there(v[r], number) for v in values]) for r in block]
             want = [
                 torch.zeros_like(w) if joint.is_unset(r, number) else w
@@ -167,11 +176,17 @@ def _wrong_cotangent(
             if placed.has_one_cotangent:
                 is_right |= _is_near(torch.stack(have).sum(0), want[0])
             if not is_right:
-                return number
+                far = [int((h - w).abs().argmax()) for h, w in zip(have, want, strict=True)]
+                numbers = [
+                    (float(w.flatten()[i].real), float(h.flatten()[i].real))
+                    for w, h, i in zip(want, have, far, strict=True)
+                ]
+                most = max(numbers, key=lambda pair: abs(pair[0] - pair[1]))
+                return WrongSecond(At(Second(Cotangent(number), joint.outputs == 1)), *most)
     return None
 
 
-def _is_wrong_input(
+def _wrong_input(
     joint: Joint,
     key: frozenset[int],
     point: JointPoint,
@@ -180,8 +195,8 @@ def _is_wrong_input(
     got: Sequence[Mapping[int, Tensor | None]],
     *,
     is_one: bool,
-) -> bool:
-    """Whether the derivatives by inputs are wrong, along one direction of all of them."""
+) -> WrongSecond | None:
+    """The derivative by the inputs, along one direction of all of them, where it is wrong."""
     along = _seconds(joint, key, is_one=True)
     sums = [_sum(joint, _moved(point, along, s), cotangents, seconds, key, is_one) for s in STEPS]
     want = float(_slope(sums))
@@ -195,7 +210,9 @@ def _is_wrong_input(
                 total += part
                 lead += part if position not in key or rank == block[0] else 0.0
     scale = max(abs(want), 1.0)
-    return all(abs(found - want) > NEAR * scale for found in (total, lead))
+    if any(abs(found - want) <= NEAR * scale for found in (total, lead)):
+        return None
+    return WrongSecond(At(Second(Input(joint.names[joint.positions[0]]))), want, total)
 
 
 def _sum(

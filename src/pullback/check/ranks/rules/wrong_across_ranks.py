@@ -64,7 +64,7 @@ def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tri
     want = float(rows.want[rank][entry]) if rows.want[rank].numel() > entry else None
     expected, came = numbers(want, got)
     if joint.declared.is_empty and tried > 1:
-        under = f"with no placements are the gradients right; nearest is {judged.assignment}"
+        under = f"the gradients are right under no placements; the nearest: {judged.assignment}"
     else:
         under = f"the placements are {judged.assignment}"
     told = diagnosis.words or wrong_source(joint, judged, rows)
