@@ -40,10 +40,13 @@ class Found:
 
 
 def _inside(word: str, folder: Path) -> str:
-    """The same text with paths from the folder of the packages, not from where we stand."""
+    """The same text with paths from the folder of the packages, not from where we stand.
+
+    A program that looks for packages there names it `packages`; who runs one says where it is.
+    """
     prefixes = {str(folder), os.path.relpath(folder)}
     for prefix in sorted(prefixes, key=len, reverse=True):
-        word = word.replace(f"{prefix}/", "")
+        word = word.replace(f"{prefix}/", "").replace(f'"{prefix}"', '"packages"')
     return word
 
 

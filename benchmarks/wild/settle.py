@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import importlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -344,6 +345,7 @@ def program(text: str, packages: Path) -> bool:
             capture_output=True,
             text=True,
             cwd=packages.parent.parent,
+            env={**os.environ, "PYTHONPATH": str(packages)},
             timeout=SECONDS,
         )
     return done.returncode != 0 and "ModuleNotFoundError" not in done.stderr

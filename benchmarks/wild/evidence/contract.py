@@ -313,3 +313,14 @@ def symmetric_directions(subject: Subject) -> bool:
 
     checks = (gradcheck, torch.autograd.gradgradcheck)
     return any(fails(check, values, in_double(subject.inputs())) for check in checks)
+
+
+def implicit_slope(subject: Subject) -> bool:
+    """The gradient of a root of `tanh(a y + b) + y / 2` is not the implicit one, for small `a`."""
+    a = torch.full((3,), 1.3e-6, dtype=torch.float64, requires_grad=True)
+    b = torch.tensor([0.661, 0.267, 0.0617], dtype=torch.float64)
+    y = call_of(subject)(a, b.requires_grad_())
+    got = torch.autograd.grad(y.sum(), a)[0]
+    exact = -2 * torch.tanh(b.detach())  # the root, but for terms of the size of `a`
+    steep = 1 - torch.tanh(b.detach()) ** 2
+    return not torch.allclose(got, -2 * steep * exact, rtol=1e-3)

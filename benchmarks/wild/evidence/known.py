@@ -131,3 +131,15 @@ def guarded_qr(subject: Subject) -> bool:
         found.append(torch.autograd.grad(q[0].sum() + r.sum(), a)[0])
     got, wanted = found
     return bool((got - wanted).abs().max() > 0.05 * wanted.abs().max())
+
+
+def rounded_in_eager_mode(subject: Subject) -> bool:
+    """In float64, eager results are those of float32 to the bit, and compiled ones are not."""
+    inputs = [
+        x.detach().double() if torch.is_floating_point(x) else x for x in subject.inputs()[:2]
+    ]
+    call, rest = call_of(subject), subject.inputs()[2:]
+    eager = call(*inputs, *rest)
+    compiled = torch.compile(call, backend="aot_eager")(*inputs, *rest)
+    is_rounded = torch.equal(eager, eager.float().double())
+    return is_rounded and not torch.equal(eager, compiled)
