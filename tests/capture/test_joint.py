@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 import pullback as pb
-from pullback.capture.joint import capture
+from pullback.capture.joint import capture, one_at_a_time
 from pullback.capture.marks import NodeMarks
 from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD, calls
@@ -53,6 +53,7 @@ def text_of(captured):
 # ---- the hard cases ----
 
 
+@pytest.mark.quick(60)
 @pytest.mark.parametrize(("base", "name"), PAIRS)
 def test_graph_computes_what_program_does(base, name):
     case, found = table(base)[name], captured(base, name)
@@ -713,3 +714,23 @@ def test_threads_capture_one_after_the_other():
     compiled = torch.compile(lambda x: x + 1, backend="eager")
 
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_backward_under_the_lock_runs_on_the_thread_that_holds_it():
+    modes = []
+
+    def note():
+        modes.append(torch._C._is_multithreading_enabled())
+
+    note()
+    with one_at_a_time():
+        note()
+        with one_at_a_time():
+            note()
+        note()
+        other = threading.Thread(target=note)
+        other.start()
+        other.join()
+    note()
+
+    assert modes == [True, False, False, False, True, True]

@@ -46,6 +46,7 @@ def composed(program, x):
     return pb.combine(program, x, backend="eager").apply
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("made", [lambda f, x: pb.derive(f, x).apply, composed])
 @pytest.mark.parametrize("input_of", [leaf, part])
 @pytest.mark.parametrize("program", PROGRAMS)

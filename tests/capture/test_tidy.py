@@ -147,6 +147,7 @@ def test_names_that_clash_are_numbered():
     assert [n.name for n in found.joint.inputs] == ["one_w", "one_w_1", "two_w"]
 
 
+@pytest.mark.slow
 def test_long_programs_are_walked_once():
     """Each step uses the one before it three times: a walk along every path would never end."""
 

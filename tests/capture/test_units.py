@@ -189,6 +189,7 @@ def test_marked_dirty_is_a_change():
 # ---- repeating ----
 
 
+@pytest.mark.quick(50)
 @pytest.mark.parametrize(("base", "name"), PAIRS)
 def test_units_repeat_the_program(base, name):
     case = programs(BASES[base])[name]

@@ -80,6 +80,7 @@ def test_gradients_are_those_of_autograd(name):
         assert differences(got, expected) == []
 
 
+@pytest.mark.quick(4)
 @few_then_each
 def test_every_subset_of_inputs_is_served(name):
     case = CASES[name]
@@ -355,6 +356,7 @@ def in_dtype(arguments, dtype):
     return tree_map(turn, arguments)
 
 
+@pytest.mark.quick(6)
 @few_then_each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_lower_precision_is_served(name, dtype):
@@ -396,6 +398,7 @@ def laid_out(arguments, layout):
     return tree_map(turn, arguments)
 
 
+@pytest.mark.quick(8)
 @few_then_each
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_inputs_may_lie_anyhow(name, layout):
@@ -507,6 +510,7 @@ def products_of(function, arguments, wanted):
     return count.products
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("needs", CASES["mlp"].patterns, ids=str)
 def test_gradient_that_nobody_needs_costs_nothing(needs):
     arguments = CASES["mlp"].arguments(needs=needs)
@@ -722,6 +726,7 @@ def cut_of(case, arguments, save):
     return parts_of(capture(case.program, arguments), save).cut
 
 
+@pytest.mark.quick(8)
 @few_then_each
 @pytest.mark.parametrize("save", ["auto", "inputs", "everything"])
 def test_saved_bytes_are_those_of_the_cut(name, save):
@@ -747,6 +752,7 @@ def test_policies_change_no_gradient(name, save):
         assert differences(pulled(function, arguments), pulled(case.program, arguments)) == []
 
 
+@pytest.mark.quick(3)
 @few_then_each
 @pytest.mark.parametrize("share", [pytest.param(0, marks=pytest.mark.slow), 0.5])
 def test_budget_of_bytes_is_kept(name, share):
@@ -929,6 +935,7 @@ def compiled(function):
     )
 
 
+@pytest.mark.quick(3)
 @few_then_each
 def test_compiled_call_is_that_of_the_program(name):
     case = CASES[name]

@@ -80,6 +80,7 @@ VIEWS = {
 LAID_OUT = [(n, p) for n in REPEATED for p in VIEWS if (n, p) != ("middle", "product")]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("name", "program"), LAID_OUT)
 def test_repeated_numbers_are_laid_out_as_pytorch_does(name, program):
     x = REPEATED[name]().requires_grad_()
@@ -131,6 +132,7 @@ def test_hook_of_tensor_without_gradient_is_not_called(name, is_leaf):
     assert [called(function) for function in made] == [called(program)] * 2 == [(["z"], True)] * 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "area"])
 def test_size_is_a_fraction_of_another(mode):
     def resized(x):

@@ -56,6 +56,7 @@ def pulled(call, given):
     return [out, *torch.autograd.grad(out.square().sum(), given)]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_derived_program_is_as_written(name):
     given = inputs()
@@ -64,6 +65,7 @@ def test_derived_program_is_as_written(name):
     torch.testing.assert_close(pulled(derived.apply, given), pulled(PROGRAMS[name], given))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_printed_program_is_as_written(name):
     given = inputs()
@@ -118,6 +120,7 @@ def chain(seed):
     return program
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 40))]
 )

@@ -49,6 +49,7 @@ def captures(monkeypatch):
 # ---- one recipe or another ----
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", COMMON_THEN_EVERY)
 def test_one_capture_serves_many_shapes(name, captures):
     case = CASES[name]

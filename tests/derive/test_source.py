@@ -192,11 +192,13 @@ def checked(works, folder):
 # ---- the text ----
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("name", PINNED)
 def test_source_is_pinned(name, gold):
     gold(f"{name}.py", derived(name).source())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SOME_THEN_PINNED)
 def test_source_is_the_same_every_time(name):
     case = CASES[name]

@@ -6,7 +6,13 @@ import torch
 from pullback.capture.joint import capture
 from pullback.derive.backward import derive_function
 from pullback.derive.tensor_specs import fitted, tensor_spec_of, tensor_specs_of
-from pullback.derive.trial_rows import is_unchecked, size_rows, value_rows
+from pullback.derive.trial_rows import (
+    is_unchecked,
+    op_rows,
+    points_unchecked,
+    size_rows,
+    value_rows,
+)
 
 
 def normal(*shape):
@@ -61,6 +67,47 @@ def test_unchecked_kernel_gets_its_own_sizes_only():
 
     assert is_unchecked(captured)
     assert size_rows(captured, tensor_specs_of((x, lengths))) == []
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [lambda: torch.tensor([2, 1, 3]), lambda: torch.full((3,), 2), lambda: torch.arange(1, 4)],
+    ids=["constant", "filled", "counted"],
+)
+def test_lengths_of_the_program_s_own_are_given_no_other_sizes(lengths):
+    """Shorter inputs would be read, and their gradients written, beyond their end."""
+
+    def program(x):
+        return torch.segment_reduce(x, "sum", lengths=lengths(), unsafe=True)
+
+    x = normal(6)
+    captured, specs = capture(program, (x,)), tensor_specs_of((x,))
+    rows = op_rows(captured, (*specs, *tensor_specs_of(_constants(captured))), **PLAIN)
+
+    assert points_unchecked(captured)
+    assert size_rows(captured, specs) == []
+    assert {row.tensors[0].shape for row in rows} == {(6,)}
+
+
+def test_attention_is_tried_at_other_sizes():
+    def program(q):
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    q = normal(1, 1, 4, 4)
+    captured = capture(program, (q,))
+
+    assert is_unchecked(captured)
+    assert not points_unchecked(captured)
+    assert (
+        len({row.tensors[0].shape for row in op_rows(captured, tensor_specs_of((q,)), **PLAIN)}) > 1
+    )
+
+
+PLAIN = {"is_double": False, "numbers": {}}
+
+
+def _constants(captured):
+    return tuple(one.tensor for one in captured.inputs if one.tensor is not None)
 
 
 def test_text_of_an_unchecked_kernel_checks_the_size_that_stands_in_it():

@@ -98,6 +98,7 @@ def draw(*shape, dtype=torch.float64, grad=True):
 # ---- programs ----
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in PIPELINES]
 )
@@ -226,6 +227,7 @@ def layered(x, y):
     return x * y.sin() + 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("way", ["transposed", "expanded", "every second", "offset"])
 def test_layout_of_the_row_is_served(way):
     base = torch.randn(12, 12, dtype=torch.float64)

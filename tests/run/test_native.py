@@ -717,6 +717,7 @@ def test_another_backend_serves_while_the_node_is_built(monkeypatch, caplog):
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 2 * x.cos())
 
 
+@pytest.mark.slow
 def test_build_ends_with_the_process(tmp_path):
     script = tmp_path / "begin.py"
     script.write_text(

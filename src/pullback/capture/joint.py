@@ -36,8 +36,19 @@ from pullback.function.isolation import isolated
 from pullback.function.modes import uncompiled
 from pullback.graph.parts import JointGraph
 
-ONE_AT_A_TIME = threading.RLock()
-"""PyTorch notes in a global that it traces: two threads at once would leave it set for ever."""
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Hold the one lock of capture and compilation, which its thread may take again.
+
+    PyTorch notes in a global that it traces: two threads at once would leave it set for ever. A
+    backward meanwhile runs on the thread that holds the lock: on one of PyTorch's own, as for
+    tensors on a GPU, it could want the lock to compile what it runs, and would wait for ever.
+    """
+    with _LOCK, torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +237,7 @@ def capture(
         traced = tracings[-1].run(needs, used)
         return traced, tidy(stage, traced)
 
-    with ONE_AT_A_TIME, _alone(program, place):
+    with one_at_a_time(), _alone(program, place):
         stage = Stage(dynamic=dynamic)
         classes: list[Any] = []
         while True:

@@ -23,7 +23,7 @@ from torch import Tensor, get_default_dtype, is_grad_enabled, nn, strided
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.environment import Environment, State
-from pullback.capture.joint import ONE_AT_A_TIME, Capture
+from pullback.capture.joint import Capture, one_at_a_time
 from pullback.capture.modes import autocast_now
 from pullback.capture.patch import is_watched
 from pullback.capture.trees import is_row, tensor_leaves
@@ -125,8 +125,6 @@ class CallTable:
         self._now: tuple[Callable[[], bool], dict[Any, CallEntry]] = _NOTHING
         # The same for the entry that was used last, if it sees for itself whether a call fits.
         self._last: tuple[Callable[[], bool], CallEntry, torch.dtype] | None = None
-        # What is made captures programs, which may make calls of their own: one lock for all.
-        self._lock = ONE_AT_A_TIME
 
     def make_call(self) -> Callable[..., Any]:
         """A function that makes a call."""
@@ -171,7 +169,7 @@ class CallTable:
 
     def forget(self) -> None:
         """Drop every entry."""
-        with self._lock:
+        with one_at_a_time():
             self._now, self._last = _NOTHING, None
 
     def _placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -184,7 +182,8 @@ class CallTable:
 
     def _look(self, key: Any, args: tuple[Any, ...]) -> CallEntry:
         """The entry for a call that is not in the table, or after a guard failed."""
-        with self._lock:
+        # What is made captures programs, which may make calls of their own: one lock for all.
+        with one_at_a_time():
             if not self._now[0]():
                 state, holds = self.environment.state()
                 table = self._now[1] if state == self._state else {}

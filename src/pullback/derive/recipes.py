@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pullback.capture.check import verify
 from pullback.capture.environment import Environment, State, environment_of
-from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
+from pullback.capture.joint import Capture, capture, one_at_a_time
 from pullback.capture.modes import autocast_now
 from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensor_leaves
@@ -57,7 +57,6 @@ class Recipes:
         self.environment = Environment(program)
         self._kinds: OrderedDict[Any, list[Recipe]] = OrderedDict()
         self._forgot: Callable[[], Any] = lambda: None
-        self._lock = ONE_AT_A_TIME  # another lock beside it could be taken in the other order
 
     def find(
         self, args: Sequence[Any], keywords: tuple[str, ...] = ()
@@ -69,7 +68,8 @@ class Recipes:
         kind, layouts, tensors = self.key(args, keywords)
         recipe = _serving(self._kinds.get(kind, ()), tensors, layouts)
         if recipe is None or len(self._kinds) > MOST_KINDS // 2:
-            with self._lock:
+            # Another lock beside it could be taken in the other order.
+            with one_at_a_time():
                 known = self._keep(kind)
                 recipe = _serving(known, tensors, layouts)
                 if recipe is None:
@@ -92,7 +92,7 @@ class Recipes:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         smooth = [t.is_floating_point() or t.is_complex() for t in tensors]
         needs, recipe = self._widest(args, smooth)
-        with self._lock:
+        with one_at_a_time():
             self._keep(self._kind(leaves, spec, (), needs)).append(recipe)
         return recipe
 

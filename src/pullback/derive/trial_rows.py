@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pullback.capture.fake import is_open, numbers_of, with_other_sizes
+from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import in_memory_order, moved_a_little
 from pullback.derive.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.parts import calls
+from pullback.graph.values import held_value
 
 MANY = 1 << 12
 """Elements of all inputs from which on smaller ones are tried, where the capture serves them."""
@@ -102,7 +105,7 @@ def size_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
 
     None where an unchecked kernel takes integers, which say where it reads or writes.
     """
-    if is_unchecked(captured) and any(_is_index(like) for like in specs):
+    if points_unchecked(captured):
         return []
     base = _few(captured, specs)
     seen, rows = {base}, list[TrialRow]()
@@ -157,7 +160,13 @@ def op_rows(
 def drawn_row(
     captured: Capture, specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]
 ) -> TrialRow | None:
-    """Inputs of these shapes with numbers between those of the example; None if too large."""
+    """Inputs of these shapes with numbers between those of the example; None if too large.
+
+    Also where an unchecked kernel takes integers, and these are not the shapes of the example.
+    """
+    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, specs, strict=True))
+    if not is_own and points_unchecked(captured):
+        return None
     tensors = list[Tensor]()
     rows = zip(shapes, specs, captured.inputs, strict=True)
     for seed, (shape, like, one) in enumerate(rows):
@@ -172,7 +181,6 @@ def drawn_row(
             like = replace(like, shape=tuple(shape), values=None)
         tensors.append(drawn_like(like, seed))
     what = f"inputs of the sizes {', '.join(str(tuple(shape)) for shape in shapes)}"
-    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, specs, strict=True))
     return TrialRow(tuple(tensors), what, is_resized=not is_own)
 
 
@@ -237,10 +245,6 @@ def _equal(captured: Capture, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] |
         for t, one in zip(tensors, captured.inputs, strict=True)
     ]
     return None if all(a is b for a, b in zip(row, tensors, strict=True)) else tuple(row)
-
-
-def _is_index(like: TensorSpec) -> bool:
-    return not (like.dtype.is_floating_point or like.dtype.is_complex or like.dtype == torch.bool)
 
 
 def _is_number(tensor: Tensor) -> bool:
@@ -361,9 +365,31 @@ def _replaced(base: Shapes, fixed: Sequence[Sequence[bool]], number: int, new: i
 
 def is_unchecked(captured: Capture) -> bool:
     """Whether a kernel in a program may read or write outside of inputs whose sizes do not fit."""
-    nodes = list(calls(captured.joint.graph))
-    names = [op_name(node) for node in nodes]
-    return any(map(is_opaque, nodes)) or any(part in name for name in names for part in UNCHECKED)
+    return any(map(_is_unchecked_call, calls(captured.joint.graph)))
+
+
+def points_unchecked(captured: Capture) -> bool:
+    """Whether such a kernel takes integers, given or made, which say where it reads or writes.
+
+    Those that another such kernel made (the seed of an attention) are its own affair.
+    """
+    return any(
+        is_index(value)
+        for call in calls(captured.joint.graph)
+        if _is_unchecked_call(call)
+        for node in call.all_input_nodes
+        if not _is_made_unchecked(node) and isinstance(value := held_value(node), Tensor)
+    )
+
+
+def _is_unchecked_call(node: fx.Node) -> bool:
+    return is_opaque(node) or any(part in op_name(node) for part in UNCHECKED)
+
+
+def _is_made_unchecked(node: fx.Node) -> bool:
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return node.op == "call_function" and _is_unchecked_call(node)
 
 
 def _resized(captured: Capture, grow: Callable[[int], int], base: Shapes | None = None) -> Shapes:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
-from pullback.capture.joint import ONE_AT_A_TIME
+from pullback.capture.joint import one_at_a_time
 from pullback.errors import CaptureError
 from pullback.graph.cost import base_of, is_opaque
 from pullback.graph.parts import calls
@@ -81,7 +81,7 @@ def _made(
     _require_what_it_takes(graph, row, name)
     origin = text_of_origin(graph, row, f"{name} {list(donated)}" if donated else name, free_sizes)
     try:
-        with ONE_AT_A_TIME, entry(origin) as place:
+        with one_at_a_time(), entry(origin) as place:
             return _loaded(place) or _built(place, graph, row, name, free_sizes, donated)
     except (OSError, NotImplementedError) as error:  # no lock can be had on some file systems
         raise CaptureError(

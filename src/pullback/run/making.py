@@ -76,8 +76,9 @@ class Nodes:
     """The nodes of one derived Function; safe to use from several threads.
 
     `derived` is what its class knows; of `backends` the fastest is taken. `reasons` says why
-    something that should be compiled is not, `paths` how its calls were run, `is_wrong` whether
-    compiled code was seen to compute something else.
+    something that should be compiled is not, `unseen` what of compiled code could not be compared,
+    `paths` how its calls were run, `is_wrong` whether compiled code was seen to compute something
+    else.
 
     Nothing is looked up here for a call that comes again: see `derive.call_table`.
     """
@@ -89,6 +90,7 @@ class Nodes:
     verifies: bool = True
     is_wrong: bool = False
     reasons: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
     _of: dict[Recipe, _Made] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     _notify: Any = None
@@ -142,7 +144,7 @@ class Nodes:
             return names[0]
         nodes = {name: self._node(name, recipe, row) for name in names}
         made = {name: node for name, node in nodes.items() if node is not None}
-        return fastest(made, row)
+        return fastest(made, row) if made else names[0]  # whose node is None: runs eagerly
 
     def _node(self, name: str, recipe: Recipe, row: Sequence[Tensor]) -> Node | None:
         """The node of one backend; None where it cannot compile, or computes something else."""
@@ -238,20 +240,24 @@ class Nodes:
         try:
             found, is_telling = node_difference(node, recipe, row)
         except torch.OutOfMemoryError:
-            self._note(f'what backend "{name}" made was not compared: no memory was left for that')
+            _keep(
+                self.unseen,
+                f'what backend "{name}" made was not compared: no memory was left for that',
+            )
             return True
         if found is not None:
             self._differs(name, row, found)
         elif not is_telling:
-            self._note(
+            _keep(
+                self.unseen,
                 f'what backend "{name}" made was compared only where outputs or gradients are all '
-                "zero or not finite; call it first with other numbers"
+                "zero or not finite; call it first with other numbers",
             )
         return found is None
 
     def _differs(self, name: str, row: Sequence[Tensor], found: object) -> None:
         self.is_wrong = True
-        self._note(f'what backend "{name}" made computes something else: {found}')
+        _keep(self.reasons, f'what backend "{name}" made computes something else: {found}')
         self.paths.differs(name, ", ".join(map(_kind, row)), found)
 
     def _maker(self, name: str) -> SpecMaker:
@@ -280,20 +286,25 @@ class Nodes:
 
     def lines(self) -> list[str]:
         """Why something is not compiled, and how often each path was taken."""
-        return [*(f"  eager: {why}" for why in self.reasons), *self.paths.lines()]
+        return [
+            *(f"  eager: {why}" for why in self.reasons),
+            *(f"  {what}" for what in self.unseen),
+            *self.paths.lines(),
+        ]
 
     def note(self, error: CaptureError) -> None:
         """Keep, and tell, why something is not compiled."""
         got = error.facts["got"]
         reason = " ".join((error.rule + (f": {got}" if got else "")).split())
-        self._note(reason)
+        _keep(self.reasons, reason)
         self.paths.warn(
             UncompiledReason(reason, error.facts["fix"] or 'use backend="eager" to say so')
         )
 
-    def _note(self, reason: str) -> None:
-        if reason not in self.reasons:
-            self.reasons.append(reason)
+
+def _keep(said: list[str], what: str) -> None:
+    if what not in said:
+        said.append(what)
 
 
 def _reason(recipe: Recipe, row: Sequence[Tensor]) -> UncompiledReason | None:

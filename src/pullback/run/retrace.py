@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, apart
-from pullback.capture.joint import ONE_AT_A_TIME
+from pullback.capture.joint import one_at_a_time
 from pullback.capture.modes import autocast_off
 from pullback.graph.cost import is_mutating
 from pullback.graph.parts import calls
@@ -44,7 +44,7 @@ def retrace(
     On such arguments it returns what `graph` returns, with the same strides. Its placeholders are
     those of `graph`, in their order; it changes nothing in place.
     """
-    with ONE_AT_A_TIME, apart(), torch.inference_mode(False), torch.no_grad():
+    with one_at_a_time(), apart(), torch.inference_mode(False), torch.no_grad():
         with autocast_off():
             stage = Stage(dynamic=free_sizes)
             arguments = [_stand_in(stage, value) for value in row]

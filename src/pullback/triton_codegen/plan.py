@@ -27,7 +27,7 @@ from pullback.triton_codegen.axes import (
     refusal,
 )
 
-LONG = 32768
+LONG = 16384
 """From how many columns on a row is read in blocks, where something is reduced along it."""
 
 WIDE = 1024
