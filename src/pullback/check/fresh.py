@@ -27,9 +27,7 @@ import torch
 from pullback.check.confine import Ties, end_group, has_ended, lead, let_end, tie
 from pullback.check.crash_diagnosis import Cause
 from pullback.check.isolate import (
-    CALLS,
     GARBLED,
-    GRACE,
     IDLE,
     Died,
     Seen,
@@ -38,13 +36,14 @@ from pullback.check.isolate import (
     leave,
     limit_memory,
     prepare_compiler,
+    work_of_rule,
 )
 from pullback.check.kernels.launches import BLOCKING, narrated
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.tuning import keep_tuned, watch_tuning
 from pullback.check.warm import warm_up
 from pullback.check.wire import GarbledError, Inbox, Outbox, Told
-from pullback.check.work import SECONDS, Job, Message, work
+from pullback.check.work import Job, Message, work
 from pullback.judge import progress
 from pullback.judge.example import tensors_in
 from pullback.judge.progress import Progress
@@ -123,7 +122,7 @@ def messages(
         limit = START
         while True:
             idle = max(limit, IDLE[job.profile])
-            watch = Watch(worker.process.pid, limit or _busy(job, seconds), idle, seen)
+            watch = Watch(worker.process.pid, limit or work_of_rule(job, seconds), idle, seen)
             message = _received(worker, watch)
             if message.kind == "ready":
                 limit = START if is_tuning else 0.0
@@ -175,10 +174,6 @@ def _waiting() -> Worker | None:
             return worker
         worker.stop()
     return None
-
-
-def _busy(job: Job, seconds: float) -> float:
-    return SECONDS[job.profile] + GRACE + CALLS * seconds
 
 
 def _received(worker: Worker, watch: Watch) -> Message:
@@ -272,12 +267,15 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
             outbox.send(Message("ready"))
             work(job, lambda message: _tell(outbox, message), first)
         except BaseException as error:
-            leave(error, outbox.send)
+            leave(error, lambda message: _tell(outbox, message))
 
 
 def _tell(outbox: Outbox, message: Message) -> None:
-    """Send a message; where the GPU is lost, what the last rule says means nothing."""
-    if message.kind in ("found", "accepted", "unfit") and torch.cuda.is_initialized():
+    """Send a message; where the GPU is lost, what the last rule says means nothing.
+
+    Nor does it matter then whose code the error came out of.
+    """
+    if message.kind in ("found", "accepted", "unfit", "lost") and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:

@@ -20,15 +20,16 @@ import torch
 
 from pullback.check.confine import Fork, end_below
 from pullback.check.wire import GarbledError, Outbox, Told
-from pullback.check.work import SECONDS, Job, Message, last_words, work
+from pullback.check.work import Job, Message, last_words, seconds_of_rule, work
 from pullback.judge.progress import Progress, shared_progress
 from pullback.run.lower import compile_privately
 
-# A rule is asked to end after `work.SECONDS`. It is ended after so many seconds of work more, and
-# after the time of so many calls more; or when it has done nothing for so many seconds.
+# A rule is asked to end after `work.seconds_of_rule`. It is ended after so many seconds of work
+# more, and after the time of so many calls more; or when it has done nothing for so many seconds.
 GRACE = 4.0
 CALLS = 20
 IDLE = {"quick": 5.0, "standard": 8.0, "deep": 60.0}
+ELEMENT = 20e-9  # seconds that a call may take for each element of its arguments
 CROWDED = 10  # times as long by the clock, where the machine has much else to do
 TUNING = 60.0  # seconds that the compilation or one trial of a kernel may take
 GLANCE = 0.5  # seconds between two looks at a silent worker
@@ -88,7 +89,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
         raise CannotForkError(f"no process could be started: {error.strerror or error}") from None
     try:
         while True:
-            busy = SECONDS[job.profile] + GRACE + CALLS * seconds
+            busy = work_of_rule(job, seconds)
             message = said(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
             if message.kind == "refused":
                 raise CannotForkError(message.reason)
@@ -101,6 +102,15 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
                 return
     finally:
         fork.stop()
+
+
+def work_of_rule(job: Job, call: float) -> float:
+    """The seconds of work after which a rule that was asked to end is ended.
+
+    `call` is how long one call takes, or 0 until one was timed.
+    """
+    call = call or ELEMENT * max(example.size for example in job.examples)
+    return seconds_of_rule(job.profile, 0.0, call) + GRACE + CALLS * call
 
 
 def said(fork: Fork, watch: Watch) -> Any:

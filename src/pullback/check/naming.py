@@ -24,6 +24,7 @@ OPS = "torch.ops."
 T = TypeVar("T")
 LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
 MOST = 8  # names that are listed
+REGISTERS = "load the library that registers it (--load lib.so), or name the Python file that does"
 
 
 def load(target: str) -> Any:
@@ -249,7 +250,7 @@ def _op(target: str) -> Any:
                 f"`{target}` must be an op that is registered",
                 expected=meant or "torch.ops.namespace.name, or with .overload after it",
                 got=f"no `{part}`",
-                fix="" if near else "load the library that registers it first (--load lib.so)",
+                fix="" if near else REGISTERS,
             ) from None
     return found
 
@@ -263,7 +264,7 @@ def _require_namespace(space: str) -> None:
             f"`{OPS}{space}` must be a namespace in which ops are registered",
             expected=" or ".join(f"{OPS}{name}" for name in near),
             got="none" if space else "no name",
-            fix="load the library that registers them first: --load lib.so",
+            fix=REGISTERS,
         )
     raise TargetError(
         f"`{OPS}{space}` must name an op in it",

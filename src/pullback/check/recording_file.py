@@ -7,6 +7,7 @@ and checking one imports Functions and ops, and refuses anything else that it na
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 import zipfile
@@ -87,10 +88,12 @@ def _wrong_with(path: str | Path, error: Exception) -> str:
 
 def _write(path: Path, whole: dict[str, Any]) -> None:
     """Write a file in one step: whoever reads it finds all of it, or what was there before."""
+    content = io.BytesIO()  # PyTorch's own writer hides what the system says, as of a full disk
+    torch.save(whole, content)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save(whole, file)
+            file.write(content.getbuffer())
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

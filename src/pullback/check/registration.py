@@ -60,6 +60,16 @@ def body_of(thing: Any) -> Any:
     return None if schema is None else getattr(_made_in_python(schema.name), "_init_fn", None)
 
 
+def is_in_one_file(thing: Any) -> bool:
+    """Whether all of an op that is made in Python stands in the file of its body."""
+    schema = schema_of(thing)
+    made = None if schema is None else _made_in_python(schema.name)
+    written = ("_init_fn", "_backward_fn", "_setup_context_fn", "_vmap_fn", "_abstract_fn")
+    codes = [getattr(getattr(made, name, None), "__code__", None) for name in written]
+    files = {code.co_filename for code in codes if code is not None}
+    return len(files) == 1 and set(getattr(made, "_backend_fns", ())) <= {None}
+
+
 def has_vmap_rule(thing: Any) -> bool:
     """Whether an op that is made in Python has a rule for `vmap`."""
     schema = schema_of(thing)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.places import call_user, place_of_error
 from pullback.check import fresh
 from pullback.check.causes import by_cause
 from pullback.check.confirm import confirmed
 from pullback.check.crash import RULE as CRASH
 from pullback.check.crash_diagnosis import Cause, cause_of
-from pullback.check.finding import Finding, Skip
+from pullback.check.finding import Finding, Severity, Skip
 from pullback.check.fresh import CannotSendError
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
@@ -26,7 +27,7 @@ from pullback.check.models.runner import check_model
 from pullback.check.proving import Proved, proved_of
 from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Report
-from pullback.check.rules import selected
+from pullback.check.rules import Registered, selected
 from pullback.check.surrogates import Surrogate
 from pullback.check.surroundings import require_plain_inputs, usual_modes
 from pullback.check.target import Target, target_of, with_options
@@ -104,8 +105,7 @@ def check(
     names = known.names_of(max(len(example.args) for example in examples))
     domain = known.intent.domain if domain is None else domain
     known = replace(known, domain=stated(domain, names, examples, known.name))
-    # What leaves its memory may end the process, or change what other rules see: it is told first.
-    rules = tuple(sorted(rules, key=lambda one: one.rule.group != "bounds"))
+    rules = tuple(sorted(rules, key=_turn))
     job = Job(known, examples, rules, profile)
     start = time.monotonic()
     collected = _Collected(job, progress, seconds)
@@ -138,6 +138,18 @@ def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
             f"`{report.subject}` must have no finding",
             got=f"{len(report.findings)}\n\n{report}",
         )
+
+
+def _turn(registered: Registered) -> int:
+    """When a rule is tried: the later, the less time is left for it.
+
+    What leaves its memory may end the process, or change what other rules see: it is told first.
+    What a wrong gradient costs is more than what a slow one does.
+    """
+    rule = registered.rule
+    if rule.group == "bounds":
+        return 0
+    return 2 if rule.group == "compile" or rule.severity is Severity.WASTEFUL else 1
 
 
 class _TimeIsUp(Exception):
@@ -441,8 +453,20 @@ def arguments_from(target: Target, inputs: Any) -> list[tuple[Any, ...]]:
             got="none",
             fix=f"pb.check({target.name}, (torch.randn(3, 4, requires_grad=True),))",
         )
-    given = inputs() if callable(inputs) else inputs
-    return _tuples(target, given)
+    return _tuples(target, _given_by(target, inputs) if callable(inputs) else inputs)
+
+
+def _given_by(target: Target, inputs: Callable[[], Any]) -> Any:
+    """What a function of the user's gives, or `ExamplesError` with what it raises."""
+    try:
+        return call_user(inputs)
+    except (Exception, SystemExit) as error:
+        raise ExamplesError(
+            f"the examples of `{target.name}` must be made without an error",
+            at=place_of_error(error),
+            got=f"{type(error).__name__}: {error}".splitlines()[0],
+            fix=f"call `{getattr(inputs, '__qualname__', 'it')}()` in Python",
+        ) from error
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:

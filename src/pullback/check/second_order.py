@@ -139,7 +139,7 @@ def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:
             yield example.need(frozenset({i}), label), True
 
 
-def _leads_to_refusal(gradient: Tensor) -> bool:
+def leads_to_refusal(gradient: Tensor) -> bool:
     """Whether its history begins in a Function that can be differentiated once.
 
     PyTorch raises there only if the way goes on to something that needs a gradient.
@@ -235,7 +235,7 @@ class Point:
                 create_graph=True,
                 allow_unused=True,
             )
-            if any(g is not None and _leads_to_refusal(g) for g in first):
+            if any(g is not None and leads_to_refusal(g) for g in first):
                 raise OnceError(f"a Function is marked with {ONCE}")
             total = _weighted(first, self.weights)
             sources = [*leaves, *(given if self.has_history else [])]

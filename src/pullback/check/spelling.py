@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pullback.check.registration import near, place_of
+from pullback.check.registration import body_of, near, overload_of, place_of
 
 if TYPE_CHECKING:
     from pullback.check.target import Target
@@ -107,6 +107,9 @@ def _number(tensor: Tensor) -> str:
 def imported(target: Target) -> tuple[str, str]:
     """The lines that bring `target` in, and the expression to call it by."""
     call = ".apply" if target.is_function else ""
+    if target.is_op and (body := _module_with(target.thing)) is not None:
+        whole = _whole_name(sys.modules[body.__module__])
+        return "\n".join([*_path(body, whole), _import(whole)]), f"torch.ops.{_op_name(target)}"
     if type(target.thing).__name__ in ("OpOverload", "OpOverloadPacket"):
         paths = _libraries_of(str(target.thing))
         loads = [f'torch.ops.load_library("{near(path)}")' for path in paths]
@@ -120,11 +123,24 @@ def imported(target: Target) -> tuple[str, str]:
     return "\n".join([*_path(thing, module), _import(module, name)]), f"{name}{call}"
 
 
-def _import(module: str, name: str) -> str:
+def _import(module: str, name: str = "") -> str:
     """The lines that import `name`; the file of a module may be called what no module can be."""
     if all(part.isidentifier() and not iskeyword(part) for part in module.split(".")):
-        return f"from {module} import {name}"
-    return f"import importlib\n{name} = importlib.import_module({module!r}).{name}"
+        return f"from {module} import {name}" if name else f"import {module}"
+    found = f"importlib.import_module({module!r})"
+    return f"import importlib\n{name} = {found}.{name}" if name else f"import importlib\n{found}"
+
+
+def _module_with(op: Any) -> Any:
+    """The body of an op that is made in Python, if importing its module registers the op."""
+    body = body_of(op)
+    module = sys.modules.get(getattr(body, "__module__", "") or "")
+    return body if getattr(module, "__file__", None) else None
+
+
+def _op_name(target: Target) -> str:
+    """An op as it is called below `torch.ops`."""
+    return str(overload_of(target.thing))
 
 
 def _libraries_of(op: str) -> list[str]:
@@ -148,10 +164,15 @@ def _whereabouts(thing: Any) -> tuple[str, str]:
     file = getattr(module, "__file__", None)
     if not names or not file:
         return "", ""
-    if module.__name__ == "__main__":
-        spec = getattr(module, "__spec__", None)
-        return (spec.name if spec else Path(file).stem), names[0]
-    return module.__name__, names[0]
+    return _whole_name(module), names[0]
+
+
+def _whole_name(module: Any) -> str:
+    """The name by which another program imports a module that has a file."""
+    if module.__name__ != "__main__":
+        return str(module.__name__)
+    spec = getattr(module, "__spec__", None)
+    return spec.name if spec else Path(module.__file__).stem
 
 
 def _path(thing: Any, module: str) -> list[str]:

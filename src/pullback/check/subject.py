@@ -155,7 +155,28 @@ class Subject:
         said = self.target.domain
         known = {(relation.words, relation.positions) for relation in said}
         shown = relations_of(self.examples, few=self.target.intent.has_surrogate)
-        return (*said, *(r for r in shown if (r.words, r.positions) not in known))
+        new = (r for r in shown if (r.words, r.positions) not in known)
+        return (*said, *(r for r in new if not self._is_by_chance(r)))
+
+    def _is_by_chance(self, relation: Relation) -> bool:
+        """Whether lengths are none but indices: exchanged, they exchange the entries of outputs."""
+        if not relation.is_of_lengths:
+            return False
+        (i, *_), given = relation.positions, self.given
+        count = given.args[i].shape[0]
+        turned = given.put(i, given.args[i].flip(0).clone(), "exchanged")
+        try:
+            one, two = (run(self.target.call, e, self.names).outputs for e in (given, turned))
+        except CallError:
+            return False
+        return bool(one) and all(
+            a.shape == b.shape
+            and any(
+                size == count and torch.equal(a.detach().flip(dim), b.detach())
+                for dim, size in enumerate(a.shape)
+            )
+            for a, b in zip(one, two, strict=True)
+        )
 
     def tangents(self, example: Example) -> dict[int, Callable[[Tensor], Tensor]]:
         """The part of each gradient that counts, where an input keeps a form such as symmetry."""

@@ -111,7 +111,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
             if number == first:  # a call that does not end is one of this rule
                 with drawing_from(SEED):
                     subject = _in_own_precision(subject, tell)
-            seconds = _seconds(job.profile, worked() - start, call)
+            seconds = seconds_of_rule(job.profile, worked() - start, call)
             subject.deadline = worked() + seconds
             subject.latest = time.monotonic() + CROWDED * seconds
             with drawing_from(SEED):
@@ -125,7 +125,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
         torch.set_num_threads(threads)
 
 
-def _seconds(profile: str, spent: float, call: float) -> float:
+def seconds_of_rule(profile: str, spent: float, call: float) -> float:
     """What the next rule may take, after what the others have, of a function with such calls."""
     left = TOGETHER[profile] - spent
     return min(SECONDS[profile], max(LEAST, CALLS * call, SHARE * left))

@@ -56,6 +56,11 @@ def entry_of(finding: Finding, identity: Identity) -> BaselineEntry:
     return BaselineEntry(identity.file, _bare(identity), rule, about)
 
 
+def _fileless(entry: BaselineEntry, identity: Identity) -> BaselineEntry:
+    """The same entry as it was kept while the file of the target (an op) was not looked for."""
+    return replace(entry, file="", target=identity.name)
+
+
 def _bare(identity: Identity) -> str:
     """The target as it is called within its file; the whole name of what has none."""
     return identity.names[1].rpartition(":")[2] if identity.file else identity.name
@@ -113,6 +118,7 @@ def accepted(checked: Checked, known: Counter[BaselineEntry], name: str) -> Chec
     old: list[Accepted] = []
     for finding in checked.report.findings:
         entry = entry_of(finding, checked.identity)
+        entry = entry if known[entry] > 0 else _fileless(entry, checked.identity)
         if known[entry] > 0:
             known[entry] -= 1
             old.append(Accepted(finding, name))
@@ -131,9 +137,10 @@ def gone(
     `files` are those of which every Function was checked, so that one that is not there is gone.
     """
     tried = {
-        (one.identity.file, _bare(one.identity)): _codes(one.report)
+        key: _codes(one.report)
         for one in checked
         if not one.report.interrupted
+        for key in ((one.identity.file, _bare(one.identity)), ("", one.identity.name))
     }
     whole = set(files) - {one.identity.file for one in checked if one.report.interrupted}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pullback.check.naming import module_path
+from pullback.check.registration import body_of
 from pullback.check.target import Target
 
 
@@ -28,13 +29,15 @@ class Identity:
 def identity_of(name: str, target: Target, root: Path) -> Identity:
     """Who the target called `name` on the command line is."""
     thing = target.function if target.function is not None else target.thing
+    thing = (body_of(thing) or thing) if target.is_op else thing
     path = source_text(thing)
-    qualname = getattr(thing, "__qualname__", "") or target.name
-    names = [name, f"{getattr(thing, '__module__', '')}:{qualname}"]
+    own = getattr(thing, "__qualname__", "") or target.name
+    called = (target.name, own) if target.is_op else (own,)  # the bodies of ops may share a name
+    names = [name, *(f"{getattr(thing, '__module__', '')}:{one}" for one in called)]
     if path is None:
         return Identity(name, tuple(dict.fromkeys(names)))
     file = from_root(path, root)
-    names += [f"{file}:{qualname}", f"{module_path(path)[1]}:{qualname}"]
+    names += [f"{where}:{one}" for where in (file, module_path(path)[1]) for one in called]
     return Identity(name, tuple(dict.fromkeys(names)), file, path)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.crash import RULE as CRASH
+from pullback.check.registration import is_in_one_file
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.target import Target
@@ -91,6 +92,8 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
     """The text of all that a report depends on; raises `Unkeepable`."""
     if identity.path is None or target.compare_with is not None:
         raise Unkeepable  # there is no source to look at
+    if target.is_op and not is_in_one_file(target.thing):
+        raise Unkeepable  # another file may have given it its backward, or a kernel
     files = {str(path): _digest(path.read_bytes()) for path in sources_of(identity.path)}
     settings = [chosen.select, chosen.allow, chosen.profile, chosen.time, chosen.declares]
     rules = selected(profile=chosen.profile, select=chosen.select, allow=chosen.allow)

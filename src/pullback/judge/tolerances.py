@@ -157,6 +157,8 @@ def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
         return other is None or not bool((other.detach().abs() > 0).any())
     if a.shape != b.shape:
         return False
+    if not any(t.is_floating_point() or t.is_complex() for t in (a, b)):
+        return torch.equal(a, b)
     eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
     relative, scaled = factor * eps * AGAIN.relative, factor * eps * AGAIN.scaled
     return are_near(a, b, Tolerance(relative, scaled, factor * AGAIN_AT_ZERO))

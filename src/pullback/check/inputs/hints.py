@@ -75,6 +75,8 @@ def number_of_guess(target: Target) -> int | None:
 
 def refusal_of(target: Target) -> str:
     """What forward says of the first arguments that are tried; empty where it takes them."""
+    if not _parameters(target):
+        return "its signature names no argument"
     try:
         example = example_of(guess(target, 0))
         run(target.call, example, target.names_of(len(example.args)))
@@ -86,6 +88,7 @@ def refusal_of(target: Target) -> str:
 def _parameters(target: Target) -> list[tuple[Any, Any]]:
     """The hint and the default of each positional parameter."""
     forward = target.function.forward if target.is_function else target.thing
+    forward = forward.forward if isinstance(forward, torch.nn.Module) else forward
     schema = op_schema(getattr(forward, "_opoverload", forward))
     packet = getattr(forward, "default", None)
     schema = schema or op_schema(packet)

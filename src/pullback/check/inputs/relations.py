@@ -40,6 +40,11 @@ class Relation:
     restored: Callable[..., Tensor] | None = None
     is_stated: bool = False  # by the user, of plain arguments too
 
+    @property
+    def is_of_lengths(self) -> bool:
+        """Whether whole numbers sum to a size: indices may do so by chance."""
+        return self.holds is _are_counts
+
     def is_kept(self, example: Example) -> bool:
         """Whether it holds in another example; of nothing, everything does."""
         if max(self.positions) >= len(example.args):
@@ -279,6 +284,18 @@ def _are_offsets(x: Tensor, y: Tensor) -> bool:
     return int(x[-1]) in y.shape and not _is_counted(x) and bool((x[1:] >= x[:-1]).all())
 
 
+def _have_extents(x: Tensor, y: Tensor) -> bool:
+    """Whether rows of whole numbers reach up to the last sizes of the other, column by column."""
+    if not is_index(y) or y.dim() != 2 or not 1 < y.shape[1] <= x.dim() or bool((y < 0).any()):
+        return False
+    return y.amax(0).tolist() == list(x.shape[-y.shape[1] :])
+
+
+def _extents(x: Tensor, y: Tensor) -> Tensor:
+    sizes = torch.tensor(x.shape[-y.shape[1] :], dtype=y.dtype, device=y.device)
+    return torch.where(y == y.amax(0), sizes, torch.minimum(y, sizes))
+
+
 def _bounds(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(x, y)
 
@@ -308,6 +325,7 @@ TOGETHER: dict[str, tuple[Holds, Restored | None]] = {
     "starts of parts and their lengths": (_are_starts_and_counts, None),
     "lengths of the parts of the other": (_are_counts, None),
     "bounds of the parts of the other": (_are_offsets, None),
+    "a tensor and how far each of its rows goes": (_have_extents, _extents),
     "one that is never above the other": (_is_never_above, _bounds),
 }
 OF_SIZES = (_are_counts, _are_offsets)  # these ask for the shape of the other alone

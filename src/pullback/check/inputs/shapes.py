@@ -354,10 +354,11 @@ def ranks_of(example: Example) -> Iterator[Example]:
     """A leading dimension more, for all tensors or for the first; and for all with equal sizes.
 
     Index tensors stay as they are: a dimension more changes what they point at. Equal sizes let a
-    transposition of the wrong dimensions pass unnoticed.
+    transposition of the wrong dimensions pass unnoticed. Where an argument has a number for each
+    dimension, such as the sizes of a grid, the rank is no other one.
     """
     floats = example.differentiable
-    if not floats:
+    if not floats or _has_numbers_by_dimension(example):
         return
     yield _grown(example, floats, 2, "a leading dimension of 2 more for every tensor")
     if len(floats) > 1:
@@ -369,6 +370,14 @@ def ranks_of(example: Example) -> Iterator[Example]:
     yield _grown(
         example, floats[:1], 3, "two leading dimensions more for the first tensor", twice=True
     )
+
+
+def _has_numbers_by_dimension(example: Example) -> bool:
+    """Whether a list has as many integers as the first tensor has dimensions behind its batch."""
+    rank = example.args[example.differentiable[0]].dim()
+    lists = [arg for arg in example.args if isinstance(arg, (list, tuple)) and len(arg) > 1]
+    counts = {len(arg) for arg in lists if all(type(item) is int for item in arg)}
+    return not counts.isdisjoint((rank - 2, rank - 1, rank))
 
 
 def lower_ranks_of(example: Example) -> Iterator[Example]:

@@ -24,6 +24,7 @@ Cannot see
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -32,6 +33,7 @@ from torch import Tensor
 from pullback.check.inputs.domains import changed
 from pullback.check.subject import Finding, Rule, Skip, Subject, each
 from pullback.check.trials import Trial, is_finite, reported
+from pullback.judge.differences import Curve
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.run import CallError, Run, copies_of
@@ -47,6 +49,7 @@ LEFT = 0.25  # of a gradient, below which a guard of backward's own counts at an
 FELT = 1e-3  # the share of the cotangent that such a gradient must be
 SURE = 0.02  # and how exact the slope must be that says so
 DIRECTIONS = 3
+COARSE = 1e3  # times the values: steps that a solver's own tolerance does not drown
 
 Cotangents = Sequence["Tensor | None"]
 Gradients = dict[int, "Tensor | None"]
@@ -145,7 +148,11 @@ def _is_guarded(
 def _is_confirmed(
     subject: Subject, called: Run, cotangents: Cotangents, position: int, want: Tensor, have: Tensor
 ) -> bool:
-    """Whether differences of forward, with steps of the size of the values, side with the truth."""
+    """Whether differences of forward, with steps of the size of the values, side with the truth.
+
+    Not where much larger steps side with backward: then a solver of forward's stops too early to
+    tell such small values apart, and backward has the slope of what it solves.
+    """
     value = called.example.args[position]
     parts = subject.tangents(called.example)
     said_so = False
@@ -160,5 +167,18 @@ def _is_confirmed(
             continue
         if abs(slope.value - said) > SURE * abs(said) + 4 * slope.error:
             return False
-        said_so |= abs(slope.value - mine) > OFF * abs(said) / 2 + 4 * slope.error
+        if abs(slope.value - mine) > OFF * abs(said) / 2 + 4 * slope.error:
+            curve = subject.reference.curve(called.example, cotangents, {position: along})
+            coarse = _secant(curve)
+            if mine and abs(coarse - mine) <= OFF * abs(mine) / 2:
+                return False
+            said_so = True
     return said_so
+
+
+def _secant(curve: Curve) -> float:
+    """The slope between two points far apart; NaN where forward is not defined there."""
+    try:
+        return (curve(COARSE) - curve(-COARSE)) / (2 * COARSE)
+    except Exception:  # forward's own, at values that it does not take
+        return math.nan
