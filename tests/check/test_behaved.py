@@ -1,5 +1,6 @@
 """Far from the example a gradient counts only where forward is one that can be known."""
 
+import pytest
 import torch
 
 import pullback as pb
@@ -24,6 +25,7 @@ def wrong(report):
     return [f.rule.name for f in report.findings if f.weight == "wrong"]
 
 
+@pytest.mark.slow
 def test_solver_is_not_held_to_values_that_it_does_not_reach():
     found = wrong(pb.check(of_root(halves), (normal(5),)))
 

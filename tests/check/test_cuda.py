@@ -112,7 +112,7 @@ KERNEL = """
     @triton.jit
     def stray(g, n, BLOCK: tl.constexpr):
         at = tl.arange(0, BLOCK)
-        tl.store(g + at + n * (1 << 30), 1.0)
+        tl.store(g + at + n.to(tl.int64) * (1 << 30), 1.0)  # 1 TiB away
 
     class Stray(torch.autograd.Function):
         @staticmethod

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import pytest
 import torch
 
 import pullback as pb
@@ -101,6 +102,7 @@ class Chosen(torch.autograd.Function):
         return grad * torch.where(x.sum() > 0, x.cos(), -x.sin())
 
 
+@pytest.mark.slow
 def test_function_that_compiles_itself_is_left_whole():
     """Dynamo, met under a dispatch mode, would refuse every `torch.cond` from then on."""
     report = pb.check(Chosen, (torch.tensor([1.0, 2.0], dtype=torch.float64).requires_grad_(),))

@@ -17,6 +17,7 @@ import pullback as pb
 from pullback.check import fresh, isolate, runner
 from pullback.check.confine import tie
 from pullback.check.wire import Told
+from pullback.check.work import Message
 from pullback.errors import TargetError
 from pullback.judge.progress import Progress
 from tests.check import functions as f
@@ -154,6 +155,26 @@ def _lives(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("kind", ["found", "lost"])
+def test_lost_gpu_is_nobodys_error(kind, monkeypatch):
+    sent = []
+
+    class Outbox:
+        send = sent.append
+
+    def lost():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    monkeypatch.setattr(os, "_exit", lambda code: sys.exit(code))
+    with pytest.raises(SystemExit):
+        fresh._tell(Outbox, Message(kind, 1, reason="an error in our own code", is_ours=True))
+
+    assert [(m.kind, m.is_ours) for m in sent] == [("lost", False)]
+    assert "the GPU was lost" in sent[0].reason
 
 
 def test_worker_of_another_process_is_left_alone(monkeypatch):

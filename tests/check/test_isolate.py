@@ -93,6 +93,17 @@ def test_death_at_the_example_is_a_finding(target, how, impatient):
     )
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("element", "found"), [(isolate.ELEMENT, []), (0.0, ["crash"])])
+def test_large_example_gets_more_time(impatient, monkeypatch, element, found):
+    """Before a call was timed, its size says how long it may take."""
+    monkeypatch.setattr(isolate, "GRACE", 0.0)
+    monkeypatch.setattr(isolate, "ELEMENT", element)
+    report = pb.check(torch.sin, (torch.ones(8_000_000),), select=["wrong-factor"], profile="quick")
+
+    assert [finding.rule.name for finding in report.findings] == found
+
+
 @pytest.mark.slow
 def test_slow_function_gets_more_time(impatient):
     report = pb.check(f.Slow, (X,), select=["wrong-factor"], profile="quick")

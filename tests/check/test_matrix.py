@@ -72,6 +72,7 @@ def test_every_rule_shows_a_fault():
     assert {r.rule.name for r in all_rules()} - shown == set(SHOWN_ELSEWHERE) | NEED_MORE
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", SHOWN_ELSEWHERE)
 def test_rule_names_a_fault_of_its_own_test(name):
     group = next(r.rule.group for r in all_rules() if r.rule.name == name)
@@ -90,6 +91,7 @@ def test_nearly_every_fault_is_found():
     assert len(missed) <= 0.02 * len(CASES)
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_fault_is_found_by_the_same_rules(name):
     if CASES[name].fault in BY_CHANCE:
@@ -115,6 +117,7 @@ def test_whole_table_is_unchanged(request):
     }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", sound()[::24], ids=lambda case: case.name)
 def test_sound_function_has_no_finding(case):
     assert pb.check(case.target, case.inputs).findings == ()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check.naming import load
+from pullback.check.naming import REGISTERS, load
 from pullback.check.target import target_of
 from pullback.errors import TargetError
 from tests.check import functions as f
@@ -27,7 +27,7 @@ def test_missing_op_is_refused(name):
     with pytest.raises(TargetError, match=r"E401 target: `torch\.ops") as caught:
         load(name)
 
-    assert "fix:      load the library that registers it first (--load lib.so)" in str(caught.value)
+    assert f"fix:      {REGISTERS}" in str(caught.value)
 
 
 def test_check_takes_a_name():
@@ -177,7 +177,7 @@ def test_missing_namespace_is_told():
     assert refusal("torch.ops.nope") == (
         "E401 target: `torch.ops.nope` must be a namespace in which ops are registered\n"
         "  got:      none\n"
-        "  fix:      load the library that registers them first: --load lib.so"
+        f"  fix:      {REGISTERS}"
     )
     assert "expected: torch.ops.aten" in refusal("torch.ops.atn")
     assert "`torch.ops.aten` must name an op in it" in refusal("torch.ops.aten")

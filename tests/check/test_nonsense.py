@@ -59,6 +59,7 @@ def seen(report):
     ]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_words_are_not_needed(name, monkeypatch):
     case = find(name)

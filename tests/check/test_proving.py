@@ -54,6 +54,7 @@ def test_each_gradient_is_proved():
     assert "proved: the gradients of `a`, `b` for all inputs" in str(pb.check(product, (X, X + 1)))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("target", "options"),
     [

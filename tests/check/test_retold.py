@@ -58,6 +58,7 @@ def found(request, tmp_path, monkeypatch):
 QUICK = ("wrong everywhere", "at a size")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "found",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANTED],

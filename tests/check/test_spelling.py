@@ -69,3 +69,17 @@ def test_import_names_module_and_call():
 
 def test_op_needs_no_import():
     assert imported(target_of(torch.ops.aten.sin))[1] == "torch.ops.aten.sin"
+
+
+@torch.library.custom_op("pullback_spelled::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "op", [doubled, torch.ops.pullback_spelled.doubled.default], ids=["definition", "op"]
+)
+def test_op_made_in_python_comes_with_its_module(op):
+    lines, call = imported(target_of(op))
+    assert lines.splitlines()[-1] == f"import {__name__}"
+    assert call == "torch.ops.pullback_spelled.doubled.default"

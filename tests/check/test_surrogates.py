@@ -119,6 +119,7 @@ SURROGATES = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", SURROGATES)
 def test_surrogate_is_no_finding_and_is_said(name):
     function, inputs = SURROGATES[name]
@@ -136,6 +137,7 @@ def test_declared_surrogate_is_not_said_again():
     assert not any("surrogate" in note for note in pb.check(function, (row(3),)).notes)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("is_declared", [True, False])
 def test_surrogate_inside_a_program_is_known(is_declared):
     function = made("Rounded", rounded, passing)
@@ -214,6 +216,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_that_looks_like_a_surrogate_is_found(name):
     function, inputs = FAULTS[name]

@@ -20,6 +20,7 @@ AROUND = {
 SELECT = ["gradient", "contract", "wrong-under-no-grad"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", AROUND)
 def test_sound_function_is_sound_in_every_mode(name):
     x = normal(5)
@@ -32,6 +33,7 @@ def test_sound_function_is_sound_in_every_mode(name):
     assert here == (name not in ("no_grad", "inference_mode"), name == "inference_mode")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", AROUND)
 def test_fault_is_found_in_every_mode(name):
     x = normal(5)

@@ -100,7 +100,8 @@ def test_generators_of_caller_go_on_as_before():
 
 
 def test_rules_share_the_time_that_is_left():
-    limits = [work_module._seconds("standard", spent, call=0.0) for spent in (0.0, 2.0, 4.0, 50.0)]
+    spent = (0.0, 2.0, 4.0, 50.0)
+    limits = [work_module.seconds_of_rule("standard", one, call=0.0) for one in spent]
 
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] == work_module.LEAST
@@ -108,11 +109,12 @@ def test_rules_share_the_time_that_is_left():
 
 
 def test_slow_function_is_still_called_some_times():
-    seconds = work_module._seconds("standard", 50.0, call=0.2)
+    seconds = work_module.seconds_of_rule("standard", 50.0, call=0.2)
 
     assert seconds == pytest.approx(work_module.CALLS * 0.2)
-    assert work_module._seconds("standard", 50.0, call=9.0) == work_module.SECONDS["standard"]
+    most = work_module.SECONDS["standard"]
+    assert work_module.seconds_of_rule("standard", 50.0, call=9.0) == most
 
 
 def test_deep_profile_has_no_limit_together():
-    assert work_module._seconds("deep", 1e6, call=0.0) == work_module.SECONDS["deep"]
+    assert work_module.seconds_of_rule("deep", 1e6, call=0.0) == work_module.SECONDS["deep"]

@@ -132,3 +132,17 @@ def test_damaged_baseline_is_refused(tmp_path, text):
 def test_unwritable_baseline_is_told(tmp_path):
     with pytest.raises(BaselineError, match="must be a file that can be written"):
         write_baseline(tmp_path / "missing" / "known.json", Counter())
+
+
+def test_entry_without_a_file_is_known_again():
+    kept = Counter(replace(one, file="", target=WHO.name) for one in known())
+    checked = accepted(CHECKED, kept, "known.json")
+
+    assert checked.report.ok
+    assert renewed(kept, gone(kept, [checked], ()), [checked]) == known()
+
+
+def test_entry_without_a_file_can_be_gone():
+    kept = Counter(replace(one, file="", target=WHO.name) for one in known())
+
+    assert gone(kept, [replace(CHECKED, report=replace(REPORT, findings=()))], ())

@@ -111,6 +111,19 @@ def test_every_function_of_file_is_checked(ops):
     assert result.exit_code == 1
 
 
+@pytest.mark.parametrize("call", ["raise RuntimeError('boom')", "raise SystemExit(3)"])
+def test_examples_that_raise_are_an_error_of_their_function(ops, call):
+    path = ops / "ops_to_check.py"
+    path.write_text(OPS.replace("return [(torch.ones(2, 2), 3.0), (torch.ones(7), 1.0)]", call))
+    result = run("ops_to_check.py")
+
+    assert "Product: 1 finding" in result.stdout
+    assert "2 could not be checked: Never, WithExamples." in result.stdout
+    assert "E403 examples: the examples of `WithExamples` must be made without" in result.stderr
+    assert "at:       ops_to_check.py:" in result.stderr
+    assert result.exit_code == 1
+
+
 def test_target_without_inputs_ends_with_code_two(ops):
     result = run("ops_to_check.py:Never")
 

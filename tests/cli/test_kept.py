@@ -80,3 +80,35 @@ def test_damaged_result_is_made_anew(tmp_path, monkeypatch):
 
     assert (first, second) == (False, True)
     assert recalled(*given) == (SOUND, False)
+
+
+@torch.library.custom_op("pullback_kept::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("pullback_kept::kernelled", mutates_args=())
+def kernelled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+kernelled.register_kernel("cuda")(lambda x: x * 2)
+
+
+def test_op_made_in_python_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path))
+    target = target_of(doubled)
+    who = identity_of("doubled", target, tmp_path)
+    examples = [example_of((torch.ones(2),))]
+    assert who.file.endswith("tests/cli/test_kept.py")
+    was_kept = [recalled(target, who, examples, Chosen(), lambda: SOUND)[1] for _ in range(2)]
+    assert was_kept == [False, True]
+
+
+def test_op_with_a_kernel_from_elsewhere_is_checked_each_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path))
+    target = target_of(kernelled)
+    who = identity_of("kernelled", target, tmp_path)
+    examples = [example_of((torch.ones(2),))]
+    was_kept = [recalled(target, who, examples, Chosen(), lambda: SOUND)[1] for _ in range(2)]
+    assert was_kept == [False, False]

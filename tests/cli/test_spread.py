@@ -71,6 +71,7 @@ for _ in in_processes(task, 2, 2):
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_processes_end_with_a_parent_that_is_killed(how):
     parent = subprocess.Popen(

@@ -18,6 +18,7 @@ def names_with_slow(quick):
     return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in PIPELINES]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_combined_keeps_the_law(name):
     pipeline = PIPELINES[name]
@@ -32,6 +33,7 @@ def test_combined_keeps_the_law(name):
 QUICK = ("norm_gelu", "largest")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("backend", ["inductor", "native"])
 @pytest.mark.parametrize("name", names_with_slow(QUICK))
@@ -72,11 +74,13 @@ def groupings_keep_the_law(name, groupings):
     assert len(possible) >= 2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", names_with_slow(CUTS))
 def test_every_cut_keeps_the_law(name):
     groupings_keep_the_law(name, intervals)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", names_with_slow(EVERY))
 def test_every_grouping_keeps_the_law(name):
     groupings_keep_the_law(name, lambda count: partitions(list(range(count))))

@@ -121,6 +121,7 @@ def assert_same(run, program, args, **near):
                 torch.testing.assert_close(mine, theirs, **near)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_chunks_give_what_the_program_gives(name):
     """Five chunks, the last of which is smaller."""
@@ -341,6 +342,7 @@ def test_small_programs_are_not_cut_by_themselves():
     assert "as written" in run.explain()
 
 
+@pytest.mark.slow
 def test_other_programs_take_it_as_it_is_written():
     run = pb.chunked(cross_entropy, chunks=4, backend="eager")
 

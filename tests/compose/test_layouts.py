@@ -72,6 +72,7 @@ def check_layouts(backend, layouts, ends):
     assert f'{count} calls run by backend "{backend}"' in combined.explain()
 
 
+@pytest.mark.slow
 def test_some_layouts_and_cotangents_are_right_and_compiled():
     check_layouts("native", ["transposed", "expanded"], ["dense", "attention"])
 
@@ -121,6 +122,7 @@ def test_gradient_of_one_output_alone_is_right_in_every_layout(layout):
         torch.testing.assert_close(got, torch.autograd.grad(waves(x)[place].sum(), x))
 
 
+@pytest.mark.slow
 def test_rope_of_transposed_heads_is_compiled():
     q = leaf(2, 6, 4, 8).transpose(1, 2)
     angle = torch.arange(6.0)[:, None] * torch.ones(8)
@@ -140,6 +142,7 @@ def test_rope_of_transposed_heads_is_compiled():
 # ---- moments ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_no_grad_inference_and_autocast_are_compiled(backend):
     def linear(x, w):
@@ -329,6 +332,7 @@ def halved(x):
     return half.sum(), half
 
 
+@pytest.mark.slow
 def test_backward_that_saves_no_input_gets_code_for_expanded_cotangents():
     """The size of the input, which it needs, is not that of anything that it is given."""
     x = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
@@ -392,6 +396,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.quick(8)
 @pytest.mark.filterwarnings("ignore::pullback.errors.UncompiledWarning")
 @pytest.mark.parametrize("first", range(2))
 @pytest.mark.parametrize("program", ASKING)

@@ -557,6 +557,7 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(z)) * self.up(z))
 
 
+@pytest.mark.slow
 def test_transformer_block_is_one_node():
     module = made(Block)
     x = torch.randn(2, 8, 16, dtype=torch.float64)

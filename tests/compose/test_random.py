@@ -31,6 +31,7 @@ def require_law(seed: int, backend: str, count: int = 1) -> None:
             assert_same(derivatives_of(made.apply, args), expected, rtol=1e-10)
 
 
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("seed", range(40))
 def test_hybrid_of_a_random_program_keeps_the_law(seed):
     require_law(seed, "eager")

@@ -71,6 +71,7 @@ def fresh(example, seed):
 # ---- planted faults ----
 
 
+@pytest.mark.quick(18)
 @pytest.mark.parametrize("function", MANY)
 def test_planted_fault_is_named(function):
     expected = PLANTED[function.__name__]

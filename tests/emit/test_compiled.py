@@ -78,6 +78,7 @@ def test_other_content_is_compiled_anew(what, source, compiler, tmp_path, monkey
     assert calls() == 2
 
 
+@pytest.mark.slow
 def test_two_processes_compile_once(source, compiler, tmp_path):
     calls = compiler('sleep 2; echo library > "$out"')
     code = (

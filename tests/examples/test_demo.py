@@ -119,6 +119,7 @@ def test_text_fits_a_narrow_ascii_terminal():
     assert code == 0
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [exhibit.name for exhibit in demo.RIGHT])
 def test_wrong_function_makes_it_fail(monkeypatch, name):
     exhibit = next(exhibit for exhibit in demo.RIGHT if exhibit.name == name)

@@ -31,6 +31,7 @@ NOT_PROGRAMS = {"parallel", "__init__", "compare"}
 QUICK = {"combined", "hybrid", "my_relu", "roi_align"}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "module", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in LINES]
 )

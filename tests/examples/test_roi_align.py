@@ -153,6 +153,7 @@ def test_gradient_equals_the_reference(name, ratio, aligned):
     torch.testing.assert_close(got, reference_backward(cotangent, CASES[name], ratio, aligned))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "name",
     [

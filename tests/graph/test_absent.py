@@ -95,6 +95,7 @@ def test_backward_that_leaves_out_too_much_is_not_used(some, monkeypatch):
     torch.testing.assert_close(got, torch.autograd.grad(expected[some[0]].sum(), x))
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_unused_output_at_a_size_that_shares_code_is_told_as_such():
     def program(x):

@@ -26,6 +26,7 @@ PASSES = {
 NARROW = [name for name in FUNCTIONS if "complex" not in name and name != "segment_sum"]
 
 
+@pytest.mark.quick(60)
 @every_function
 @pytest.mark.parametrize("kind", PASSES)
 def test_pass_keeps_every_bit(name, kind):
@@ -67,6 +68,7 @@ def test_simplified_graph_is_left_alone(name):
     assert [str(n.target) for n in twice.graph.nodes] == [str(n.target) for n in once.graph.nodes]
 
 
+@pytest.mark.quick(18)
 @pytest.mark.parametrize(
     ("name", "symbolic"),
     [

@@ -141,6 +141,7 @@ def open_capture(name):
     return capture(PIPELINES[name].nested, make_inputs(name, 4096))
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", PROGRAMS | ODD)
 def test_two_graphs_do_what_one_does(name):
     captured, inputs = captured_of(name)

@@ -53,6 +53,7 @@ def derived(name, symbolic):
 # ---- derivations ----
 
 
+@pytest.mark.quick(12)
 @every_function
 def test_derivation_reads_as_it_did(name, gold):
     _, text = derived(name, True)
@@ -60,6 +61,7 @@ def test_derivation_reads_as_it_did(name, gold):
     gold(f"text/{name}.py", text)
 
 
+@pytest.mark.quick(30)
 @every_function
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 def test_printed_function_gives_the_same_bits(name, symbolic):

@@ -45,6 +45,7 @@ def test_best_is_used_like_the_module():
     assert plan.best.explain() == plan.explain()
 
 
+@pytest.mark.slow
 def test_buffers_are_left_by_the_search_and_changed_by_a_call():
     module = layers(nn.BatchNorm1d(4))
     before = copy.deepcopy(module)

@@ -50,6 +50,7 @@ def slow_if_long(names):
     return [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in names]
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", slow_if_long(SOUND))
 def test_sound_function_is_proved(name):
     forward, backward, examples = SOUND[name]

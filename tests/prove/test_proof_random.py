@@ -114,6 +114,7 @@ def is_equal(e, fault, by):
     return torch.allclose(slope(e, by, at, [fault]).detach(), expected, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 30))]
 )

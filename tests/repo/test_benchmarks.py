@@ -30,6 +30,7 @@ def marked(name):
     return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [marked(name) for name in programs_of(ROOT / "benchmarks")])
 def test_benchmark_runs_in_few_rounds(name, run_python):
     run = run_python("-m", f"benchmarks.{name}", "--rounds", "2", folder=ROOT)

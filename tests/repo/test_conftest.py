@@ -37,6 +37,24 @@ def gold_file(project, text):
     return path
 
 
+# ---- cases ----
+
+
+def test_quick_cases_are_spread_and_the_rest_is_slow(project):
+    test = (
+        "import pytest\n"
+        "@pytest.mark.quick(3)\n"
+        "@pytest.mark.parametrize('case', 'abcdefg')\n"
+        "def test_it(case): pass\n"
+    )
+
+    quick = run_pytest(project, test, "-v").stdout
+    whole = run_pytest(project, test, "-m", "").stdout
+
+    assert re.findall(r"test_it\[(.)\] PASSED", quick) == ["a", "c", "e"]
+    assert "7 passed" in whole
+
+
 # ---- gold ----
 
 

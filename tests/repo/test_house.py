@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from tests.repo import house
 
 PLANTED = '''
@@ -30,6 +32,7 @@ def test_handlers_of_any_exception_are_counted():
     assert house.broad_handlers(tree) == 1
 
 
+@pytest.mark.slow
 def test_table_has_a_number_in_each_row():
     rows = dict(house.rows())
 

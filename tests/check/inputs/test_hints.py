@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pullback.check.inputs.hints import guessed
+from pullback.check.inputs.hints import guessed, refusal_of
 from pullback.check.target import target_of
 from pullback.judge.example import describe_value
 
@@ -112,3 +112,13 @@ def test_guess_is_the_same_each_time():
     first, second = (guessed(target_of(function(vector)))[0] for _ in range(2))
 
     assert torch.equal(first, second)
+
+
+def test_module_is_guessed_by_its_forward():
+    args = guessed(target_of(torch.nn.Linear(4, 2)))
+    assert args is not None
+    assert [arg.shape[-1] for arg in args] == [4]
+
+
+def test_no_argument_to_guess_is_told():
+    assert refusal_of(target_of(lambda *args: args[0])) == "its signature names no argument"

@@ -22,6 +22,10 @@ MATRIX = drawn(4, 4)
 ORDER = order(7)
 
 SHOWN = {
+    "a tensor and how far each of its rows goes": (
+        (drawn(2, 4, 5), torch.tensor([[4, 5], [2, 3]])),
+        (drawn(2, 4, 5), torch.tensor([[5, 4], [2, 3]])),
+    ),
     "one-hot rows": ((F.one_hot(torch.tensor([0, 2, 1]), 3).float(),), (drawn(3, 3),)),
     "zeros and ones": (((drawn(3, 3) > 0).float(),), (drawn(3, 3),)),
     "rows that sum to one": ((drawn(3, 4).softmax(-1),), (drawn(3, 4),)),
@@ -205,3 +209,43 @@ def test_fault_beside_a_relation_is_found():
     report = pb.check(WrongForm, RELYING[Form])
 
     assert [finding.rule.group for finding in report.findings] == ["gradient"]
+
+
+class Lookup(Function):
+    @staticmethod
+    def forward(ctx, table, index):
+        ctx.save_for_backward(index)
+        ctx.rows = table.shape[0]
+        return table[index]
+
+    @staticmethod
+    def backward(ctx, g):
+        (index,) = ctx.saved_tensors
+        return g.new_zeros(ctx.rows, *g.shape[1:]).index_add(0, index, g), None
+
+
+class Parts(Function):
+    @staticmethod
+    def forward(ctx, x, lengths):
+        ctx.save_for_backward(lengths)
+        return torch.stack([part.sum(0) for part in x.split(lengths.tolist())])
+
+    @staticmethod
+    def backward(ctx, g):
+        (lengths,) = ctx.saved_tensors
+        return g.repeat_interleave(lengths, 0), None
+
+
+def notes_of(function):
+    lengths = torch.tensor([1, 4, 1, 0])
+    report = pb.check(function, (drawn(6, 3).requires_grad_(), lengths))
+    assert report.findings == ()
+    return [note for note in report.notes if "lengths of the parts" in note]
+
+
+def test_indices_that_sum_to_a_size_are_no_lengths():
+    assert notes_of(Lookup) == []
+
+
+def test_lengths_stay_lengths():
+    assert len(notes_of(Parts)) == 1

@@ -116,3 +116,10 @@ def test_indices_reach_over_many_rows():
 def test_small_example_is_not_made_smaller():
     assert list(smaller_of(example_of((torch.randn(3, 4),)))) == []
     assert next(smaller_of(example_of((torch.randn(300, 4),)))).size < 300
+
+
+def test_numbers_for_each_dimension_keep_the_rank():
+    grid = torch.rand(1, 4, 5, 2, requires_grad=True)
+
+    assert list(ranks_of(example_of((grid, (5, 6))))) == []
+    assert list(ranks_of(example_of((grid, 5))))

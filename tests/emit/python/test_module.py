@@ -67,6 +67,7 @@ def alone(*paths):
 # ---- the text ----
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_module_is_pinned(gold, name):
     gold(f"python/{name}.py", text_of(name))

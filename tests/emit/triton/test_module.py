@@ -48,6 +48,7 @@ def alone(*paths):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_file_is_pinned(name, gold):
     gold(f"{name}.py", text_of(name))

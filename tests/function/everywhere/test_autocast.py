@@ -184,6 +184,7 @@ def test_torch_decorators_do_not_know_setup_context():
         gradients(sine_with_setup(torch.autograd.Function).apply, [wave(3)])
 
 
+@pytest.mark.slow
 def test_decorated_function_compiles_whole():
     xs = inputs(torch.float64)
     function = product(pb.Function, [])

@@ -89,6 +89,7 @@ def test_every_class_is_rebuilt_on_our_base():
     )
 
 
+@pytest.mark.quick(90)
 @pytest.mark.filterwarnings("ignore", r"error:W\d{3} [a-z]")
 @pytest.mark.parametrize(("check", "name"), cases(failing=False))
 def test_our_class_agrees_with_torch(check, name):

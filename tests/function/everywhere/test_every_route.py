@@ -59,6 +59,7 @@ def run(route: str, entry: str, base: type) -> None:
     ROUTES[route].run(subject.build(base), subject.reference, subject.tensors)
 
 
+@pytest.mark.quick(220)
 @pytest.mark.parametrize(("route", "entry"), supported())
 def test_gradients_match_plain_operations(route, entry):
     run(route, entry, pb.Function)

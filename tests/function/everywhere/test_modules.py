@@ -165,6 +165,7 @@ def losses(f, steps: int = 60, compiled: bool = False) -> list[float]:
     return curve
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", CURVES)
 def test_training_follows_plain_loss_curve(name, compiled):

@@ -78,6 +78,7 @@ PUSHED = {name for name, route in ROUTES.items() if "pushes" in route.needs}
 REVERSE = set(ROUTES) - VALUES_ONLY - BACKWARD_IS_DROPPED - ALWAYS_RAISES - PUSHED
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("route", marked(REVERSE - BLIND_TO_FACTORS))
 def test_wrong_gradient_is_noticed(route):
     with pytest.raises(WRONG):

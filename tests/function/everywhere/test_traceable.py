@@ -85,6 +85,7 @@ def test_compiled_gradients_match_eager(name, dynamic):
         assert_equal(gradients(f, [wave(rows, 4)]), gradients(program(torch.erf), [wave(rows, 4)]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.needs_compiler
 @every_function
 def test_inductor_gradients_match_eager(name):
@@ -146,6 +147,7 @@ def signed_sine(x: Tensor) -> Tensor:
     return torch.sign(x.detach().sum()) * x.sin()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 def test_opaque_body_runs_at_every_call(backend):
     calls: list[str] = []

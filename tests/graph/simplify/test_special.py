@@ -46,6 +46,7 @@ def special_row(name, row, seed, dtype):
 EACH = [(name, position) for name, rows in CASES.items() for position in range(len(rows))]
 
 
+@pytest.mark.quick(50)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("name", "position"), EACH)
 def test_formula_agrees_at_special_values(name, position, dtype):

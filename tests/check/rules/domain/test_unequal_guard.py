@@ -12,7 +12,13 @@ def smooth_abs(x):
     return (x * x + 1e-12).sqrt()
 
 
+def stopped_early(x):
+    """`2 x`, by steps that end at a tolerance: closer than that its slope is another one."""
+    return torch.where(x.abs() < 1e-4, 3 * x, 2 * x)
+
+
 SOUND = {
+    "a solver with a tolerance": (made(stopped_early, lambda g, x: 2 * g), (X,)),
     "the same constant": (
         made(smooth_abs, lambda g, x: g * x / (x * x + 1e-12).sqrt()),
         (X,),

@@ -1,5 +1,6 @@
 """Sound functions pass `unused-output`; planted faults are caught, and named."""
 
+import pytest
 import torch
 from torch.autograd import Function
 
@@ -86,6 +87,7 @@ def test_gradgradcheck_alone_would_miss_the_shortcut():
     assert torch.autograd.gradgradcheck(PLANTED["shortcut"][0].apply, (X,)) is True
 
 
+@pytest.mark.slow
 def test_thousand_outputs_are_no_hang():
     class Thousand(Function):
         @staticmethod
