@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check.crash_diagnosis import Cause, cause_of
+from pullback.check.crash_diagnosis import CrashCause, cause_of
 from pullback.check.rules import selected
 from pullback.check.target import target_of
 from pullback.check.work import Job
@@ -62,7 +62,7 @@ def test_repro_of_crash_ends_a_fresh_process(run_python, tmp_path):
 
 
 def test_rule_that_lives_has_no_cause():
-    assert cause_of(job(f.Square, "wrong-factor"), 0) == Cause()
+    assert cause_of(job(f.Square, "wrong-factor"), 0) == CrashCause()
 
 
 def test_death_at_the_example_is_told():

@@ -40,8 +40,8 @@ def test_finding_has_reason_edit_and_place():
 
 
 def test_quick_profile_takes_no_time(monkeypatch):
-    monkeypatch.setattr(reasons, "diagnose", None)
-    monkeypatch.setattr(reasons, "derive", None)
+    monkeypatch.setattr(reasons, "faults_of", None)
+    monkeypatch.setattr(reasons, "derived_from", None)
     (finding,) = pb.check(WRONG, INPUTS, select=["gradient"], profile="quick", isolate=False)
 
     assert finding.why == ""
@@ -52,8 +52,8 @@ def test_failure_of_the_search_is_not_told(monkeypatch):
     def fails(*args, **options):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(reasons, "diagnose", fails)
-    monkeypatch.setattr(reasons, "derive", fails)
+    monkeypatch.setattr(reasons, "faults_of", fails)
+    monkeypatch.setattr(reasons, "derived_from", fails)
     report = pb.check(WRONG, INPUTS, select=["gradient"], isolate=False)
 
     (finding,) = report.findings
@@ -64,7 +64,7 @@ def test_failure_of_the_search_is_not_told(monkeypatch):
 
 @pytest.mark.parametrize("target", [lambda x: WRONG.apply(x)], ids=["callable"])
 def test_callable_gets_no_reason(target, monkeypatch):
-    monkeypatch.setattr(reasons, "diagnose", None)
+    monkeypatch.setattr(reasons, "faults_of", None)
     (finding,) = pb.check(target, INPUTS, select=["gradient"], isolate=False)
 
     assert finding.why == ""
@@ -78,9 +78,9 @@ def test_plain_arguments_are_told():
 
 def test_search_is_made_once(monkeypatch):
     calls = []
-    real = reasons.diagnose
+    real = reasons.faults_of
     monkeypatch.setattr(
-        reasons, "diagnose", lambda *a, **o: calls.append(1) or real(*a, **o | {"seconds": 0})
+        reasons, "faults_of", lambda *a, **o: calls.append(1) or real(*a, **o | {"seconds": 0})
     )
     monkeypatch.setattr(reasons, "can_fork", lambda: "in this process, to be counted")
     one = subject(WRONG, *INPUTS, profile="deep")
@@ -99,7 +99,7 @@ def test_fork_without_autograd_searches_here(monkeypatch):
 
 
 def test_search_without_end_is_ended(monkeypatch):
-    monkeypatch.setattr(reasons, "derive", lambda *args: time.sleep(60))
+    monkeypatch.setattr(reasons, "derived_from", lambda *args: time.sleep(60))
     monkeypatch.setitem(reasons.SECONDS, "standard", 0.1)
     begun = time.monotonic()
 
@@ -108,9 +108,9 @@ def test_search_without_end_is_ended(monkeypatch):
 
 
 def test_unknown_pattern_is_no_reason(monkeypatch):
-    real = reasons.diagnose
+    real = reasons.faults_of
     monkeypatch.setattr(
-        reasons, "diagnose", lambda *a, **o: [replace(f, is_known=False) for f in real(*a, **o)]
+        reasons, "faults_of", lambda *a, **o: [replace(f, is_known=False) for f in real(*a, **o)]
     )
 
     assert reasons.reason_of(subject(WRONG, *INPUTS), "x").why == ""

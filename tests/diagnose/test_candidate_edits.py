@@ -3,7 +3,7 @@
 from torch import fx
 
 from pullback.diagnose import candidate_edits as edits
-from pullback.diagnose.candidate_edits import candidate_edits, give, leaves_of, swap
+from pullback.diagnose.candidate_edits import candidate_edits, give, argument_leaves, swap
 from pullback.graph.parts import BACKWARD, phase_of
 from tests.diagnose import faulty
 from tests.diagnose.test_edit_search import compared_of
@@ -89,4 +89,4 @@ def test_leaves_of_nested_arguments_are_found():
     a, b = graph.placeholder("a"), graph.placeholder("b")
     node = graph.call_function(max, ([a, b], 3), {"key": a})
 
-    assert leaves_of(node)[0] == [a, b, 3, a]
+    assert argument_leaves(node)[0] == [a, b, 3, a]

@@ -2,7 +2,7 @@
 
 import torch
 
-from pullback.diagnose.scope import cotangent_names, number_text
+from pullback.diagnose.scope import cotangent_names, written_number
 from tests.diagnose import faulty
 from tests.diagnose.test_edit_search import compared_of
 
@@ -75,4 +75,4 @@ def test_cotangents_are_called_as_in_backward():
 def test_numbers_are_written_short():
     numbers = (2.0, -3, 0.5, 1 / 3, 2**0.5)
 
-    assert [number_text(n).text for n in numbers] == ["2", "-3", "0.5", "1/3", "sqrt(2)"]
+    assert [written_number(n).text for n in numbers] == ["2", "-3", "0.5", "1/3", "sqrt(2)"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pullback.judge.differences import Estimate
-from pullback.judge.verdict import Case
+from pullback.judge.verdict import JudgedGradient
 from tests.check import functions as f
 from tests.check.subjects import made, normal, subject
 
@@ -206,7 +206,7 @@ class Slope:
 )
 def test_slope_counts_where_smaller_steps_give_the_same(finer, is_confirmed):
     x = normal(3)
-    case = Case(Slope(finer), None, (), 0, None, "x", x)
+    case = JudgedGradient(Slope(finer), None, (), 0, None, "x", x)
 
     # At the first step the slope is 2, and the gradient says 1.
     assert case._is_confirmed(x, Estimate(2.0, 1e-9), 1.0, 1e-6) is is_confirmed

@@ -8,7 +8,7 @@ import torch
 
 from pullback.compose.flow import recorded_units
 from pullback.errors import PlanFileError
-from pullback.plan.fingerprint import arguments_from, arguments_signature, fingerprint_of
+from pullback.plan.fingerprint import redrawn_arguments, arguments_signature, fingerprint_of
 from tests.plan.fakes import leaf
 
 
@@ -123,7 +123,7 @@ ARGUMENTS = (
 def test_arguments_come_back_alike():
     signature = json.loads(json.dumps(arguments_signature(ARGUMENTS)))
 
-    again = arguments_from(signature)
+    again = redrawn_arguments(signature)
 
     assert arguments_signature(again) == signature
     assert again[5:11] == ARGUMENTS[5:11]
@@ -132,7 +132,7 @@ def test_arguments_come_back_alike():
 
 def test_argument_that_cannot_be_written_needs_examples():
     with pytest.raises(PlanFileError) as caught:
-        arguments_from(arguments_signature((leaf(), object())))
+        redrawn_arguments(arguments_signature((leaf(), object())))
 
     assert caught.value.facts["got"] == "a object among the arguments"
     assert caught.value.facts["fix"] == "pb.load_plan(path, program, *examples)"

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from pullback.prove import scalars as s
-from pullback.prove.numerics import Undefined, Values, draw, fraction_between
+from pullback.prove.numerics import Undefined, Values, drawn_points, fraction_between
 from pullback.prove.scalars import case, known_number, variable
 
 X, Y = variable("x"), variable("y")
@@ -67,26 +67,26 @@ def test_sign_of_noise_is_not_told():
 
 
 def test_points_are_the_same_every_time():
-    first, second = (list(draw([X, Y], {}, [X + 7], 2)) for _ in range(2))
+    first, second = (list(drawn_points([X, Y], {}, [X + 7], 2)) for _ in range(2))
 
     assert first == second
 
 
 def test_points_are_exact_in_floats():
-    points = list(draw([X, Y], {X: Fraction(1, 3)}, [X + Fraction(1, 3)], 2))
+    points = list(drawn_points([X, Y], {X: Fraction(1, 3)}, [X + Fraction(1, 3)], 2))
 
     assert all(Fraction(float(v)) == v for point in points for v in point.values())
 
 
 def test_points_lie_around_numbers_that_occur():
-    points = list(draw([X], {}, [s.greater(X, known_number(700))], 20))
+    points = list(drawn_points([X], {}, [s.greater(X, known_number(700))], 20))
 
     assert any(700 < point[X] < 702 for point in points)
     assert any(698 < point[X] < 700 for point in points)
 
 
 def test_points_lie_around_examples():
-    points = list(draw([X], {X: Fraction(5000)}, [], 1))
+    points = list(drawn_points([X], {X: Fraction(5000)}, [], 1))
 
     assert any(4999 < point[X] < 5001 for point in points)
 

@@ -28,7 +28,7 @@ SECONDS = 5.0  # of work that the second death may take, and of rest
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class CrashCause:
     """The call that ended a process, in words and as a program; empty where it is not known."""
 
     inputs: str = ""
@@ -36,15 +36,15 @@ class Cause:
     kernel: str = ""
 
 
-def cause_of(job: Job, rule: int) -> Cause:
+def cause_of(job: Job, rule: int) -> CrashCause:
     """The call by which rule number `rule` is ended, or the examples where it is negative."""
     message = _last_message(lambda outbox: _try_again(job, rule, outbox))
     if message is None:
-        return Cause()
+        return CrashCause()
     inputs, repro = message
     if repro and _last_message(lambda outbox: _alone(repro, job.target, outbox)) is None:
         repro = ""
-    return Cause(inputs, repro)
+    return CrashCause(inputs, repro)
 
 
 def _last_message(task: Callable[[Outbox], None]) -> Any:

@@ -39,7 +39,7 @@ def pushed(subject: Subject, example: Example, tangents: dict[int, Tensor]) -> l
     return [None if t is None else t.detach().clone() for t in found]
 
 
-def inner(one: Sequence[Tensor | None], two: Sequence[Tensor | None]) -> tuple[float, float]:
+def paired_sum(one: Sequence[Tensor | None], two: Sequence[Tensor | None]) -> tuple[float, float]:
     """`Re <one, two>` over all pairs, and the sum of the sizes of its terms."""
     total = size = 0.0
     for a, b in zip(one, two, strict=True):

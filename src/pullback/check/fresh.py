@@ -25,7 +25,7 @@ from types import MappingProxyType
 import torch
 
 from pullback.check.confine import Ties, end_group, has_ended, lead, let_end, tie
-from pullback.check.crash_diagnosis import Cause
+from pullback.check.crash_diagnosis import CrashCause
 from pullback.check.isolate import (
     GARBLED,
     IDLE,
@@ -103,7 +103,7 @@ def packed(job: Job) -> bytes:
         raise CannotSendError(f"{type(error).__name__}: {lines[0]}") from None
 
 
-def messages(
+def fresh_messages(
     job: Job, first: int, seconds: float = 0.0, *, is_told: bool = False
 ) -> Iterator[Message]:
     """As `isolate.messages`, by a worker that was started afresh.
@@ -145,25 +145,25 @@ def messages(
             worker.stop()
 
 
-def cause_of_loss(job: Job, rule: int) -> Cause:
+def cause_of_loss(job: Job, rule: int) -> CrashCause:
     """The call, and the kernel, by which a GPU is lost: the step is taken once more, told of."""
     if not is_on_gpu(job):
-        return Cause()
+        return CrashCause()
     again = replace(job, rules=job.rules[rule : rule + 1] if rule >= 0 else ())
-    found, latest = Cause(), time.monotonic() + AGAIN
+    found, latest = CrashCause(), time.monotonic() + AGAIN
     try:
-        for message in messages(again, 0, is_told=True):
+        for message in fresh_messages(again, 0, is_told=True):
             if message.kind == "calling":
-                found = Cause(message.where)
+                found = CrashCause(message.where)
             elif message.kind == "launching":
                 found = replace(found, kernel=message.where)
             if message.kind in ("end", "unfit") or time.monotonic() > latest:
-                return Cause()  # it was not lost this time
+                return CrashCause()  # it was not lost this time
     except Died:
         return found
     except CannotSendError:
         pass
-    return Cause()
+    return CrashCause()
 
 
 def _waiting() -> Worker | None:

@@ -14,12 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pullback.check.confine import Fork, end_below
-from pullback.check.wire import GarbledError, Outbox, Told
+from pullback.check.wire import GarbledError, Inbox, Outbox, Told
 from pullback.check.work import Job, Message, last_words, seconds_of_rule, work
 from pullback.judge.progress import Progress, shared_progress
 from pullback.run.lower import compile_privately
@@ -151,13 +151,6 @@ def _answer(task: Callable[[], Any], outbox: Outbox) -> None:
         leave(error, outbox.send)
     end_below(os.getpid())
     os._exit(0)
-
-
-class Inbox(Protocol):
-    """Where messages come."""
-
-    def poll(self, seconds: float) -> bool:
-        """Whether one has come within the time."""
 
 
 @dataclass(frozen=True, slots=True)

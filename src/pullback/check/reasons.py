@@ -51,21 +51,21 @@ class _Known:
 _known: WeakKeyDictionary[Subject, _Known] = WeakKeyDictionary()
 
 
-def diagnose(*args: Any, **options: Any) -> Any:
-    """`diagnose.diagnosis.diagnose`: with it comes Dynamo, which the quick profile does without."""
-    from pullback.diagnose.diagnosis import diagnose as search
+def faults_of(*args: Any, **options: Any) -> Any:
+    """As `diagnose.diagnosis.diagnose`, with which comes Dynamo: the quick profile needs neither."""
+    from pullback.diagnose.diagnosis import diagnose
 
-    return search(*args, **options)
-
-
-def derive(*args: Any) -> Any:
-    """`derive.backward.derive`, imported when it is needed."""
-    from pullback.derive.backward import derive_function as make
-
-    return make(*args)
+    return diagnose(*args, **options)
 
 
-def prepare(profile: str) -> None:
+def derived_from(*args: Any) -> Any:
+    """As `derive.backward.derive_function`, imported when it is needed."""
+    from pullback.derive.backward import derive_function
+
+    return derive_function(*args)
+
+
+def import_diagnosis(profile: str) -> None:
     """Import what a search needs before workers are forked, so that not each of them has to."""
     if SECONDS[profile]:
         import_module("pullback.diagnose.diagnosis")
@@ -114,7 +114,7 @@ def _reasons(subject: Subject, seconds: float) -> dict[str, Reason]:
     """The reasons by the name of the input; those that `diagnose` cannot name are left out."""
     args = subject.small.fresh()
     try:
-        faults = diagnose(subject.target.function, *args, seconds=seconds)
+        faults = faults_of(subject.target.function, *args, seconds=seconds)
     except Exception:  # an odd function: the finding stands without a reason
         return {}
     return {fault.input: _reason(subject, fault) for fault in faults}
@@ -140,7 +140,7 @@ def _backward(subject: Subject, seconds: float) -> str:
     start = time.process_time()
     try:
         with torch.enable_grad():
-            source = derive(_named(subject), *args).source()
+            source = derived_from(_named(subject), *args).source()
     except Exception:
         return ""
     lines = source.partition("    def backward(")[2].rstrip().splitlines()

@@ -15,9 +15,9 @@ from pullback.check import fresh
 from pullback.check.causes import by_cause
 from pullback.check.confirm import confirmed
 from pullback.check.crash import RULE as CRASH
-from pullback.check.crash_diagnosis import Cause, cause_of
+from pullback.check.crash_diagnosis import CrashCause, cause_of
 from pullback.check.finding import Finding, Severity, Skip
-from pullback.check.fresh import CannotSendError
+from pullback.check.fresh import CannotSendError, fresh_messages
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
@@ -204,7 +204,7 @@ class _Collected:
         lost = 0.0
         while first < len(self.job.rules):
             try:
-                start = fresh.messages if self.is_fresh else messages
+                start = fresh_messages if self.is_fresh else messages
                 for message in start(self.job, first, self.seconds):
                     self.take(message)
                 return
@@ -362,13 +362,13 @@ class _Collected:
         )
         self.results.append(found.of(target.name, target.place("backward", "vjp", "forward")))
 
-    def _cause(self, death: Died, *, is_here: bool) -> Cause:
+    def _cause(self, death: Died, *, is_here: bool) -> CrashCause:
         """The call and the kernel by which a worker was lost, as far as that can be found."""
         if is_here:
-            return Cause()
+            return CrashCause()
         if self.is_fresh:
             return fresh.cause_of_loss(self.job, self.current)
-        return Cause() if death.is_hang else cause_of(self.job, self.current)
+        return CrashCause() if death.is_hang else cause_of(self.job, self.current)
 
     def report(self, start: float) -> Report:
         """The report of all that was said since `start`, each defect once."""

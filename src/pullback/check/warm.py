@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from pullback.check.reasons import prepare
+from pullback.check.reasons import import_diagnosis
 from pullback.check.rules import Registered
 from pullback.judge.reference import PrecisionWatcher
 
@@ -20,7 +20,7 @@ from pullback.judge.reference import PrecisionWatcher
 def warm_up(rules: Iterable[Registered], profile: str) -> None:
     """Load what these rules need in this profile."""
     _run_once()
-    prepare(profile)
+    import_diagnosis(profile)
     for registered in rules:
         if registered.prepare is not None:
             registered.prepare()

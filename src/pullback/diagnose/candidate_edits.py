@@ -103,7 +103,7 @@ class Site:
         return all(user.op == "output" for user, _ in self.uses)
 
 
-def leaves_of(node: fx.Node) -> tuple[list[Any], Any]:
+def argument_leaves(node: fx.Node) -> tuple[list[Any], Any]:
     """The leaves of a node's arguments, and their form."""
     return flatten((node.args, node.kwargs))
 
@@ -188,7 +188,7 @@ class _Maker:
         """Each operand by itself, and each value that is used more than once as a whole."""
         seen: dict[fx.Node, list[Use]] = {}
         for user, place in [self.output_use, *_uses(self.cone())]:
-            old = leaves_of(user)[0][place]
+            old = argument_leaves(user)[0][place]
             if tensor_of(old) is not None:
                 seen.setdefault(old, []).append((user, place))
         for old, uses in seen.items():
@@ -200,7 +200,7 @@ class _Maker:
         """Every use of `node` in the user's backward, and among the returned gradients."""
         joint = self.scope.hand.joint
         users = [user for user in node.users if user.op == "output" or phase_of(user) == BACKWARD]
-        uses = [use for use in _uses(users) if leaves_of(use[0])[0][use[1]] is node]
+        uses = [use for use in _uses(users) if argument_leaves(use[0])[0][use[1]] is node]
         return [u for u in uses if u[0].op != "output" or u[1] >= joint.output_count]
 
     # ---- another op, other constants ----
@@ -214,7 +214,7 @@ class _Maker:
     def literals(self) -> Iterator[CandidateEdit]:
         """Another number instead of one in the user's backward."""
         for node in self.cone():
-            leaves, spec = leaves_of(node)
+            leaves, spec = argument_leaves(node)
             for place, leaf in enumerate(leaves):
                 for number in self._instead_of(node, leaf):
                     args, kwargs = unflatten([*leaves[:place], number, *leaves[place + 1 :]], spec)
@@ -351,7 +351,7 @@ JOINS = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor)
 def _uses(users: Iterable[fx.Node]) -> Iterator[Use]:
     """Each operand of each node that is a node."""
     for user in users:
-        for place, leaf in enumerate(leaves_of(user)[0]):
+        for place, leaf in enumerate(argument_leaves(user)[0]):
             if isinstance(leaf, fx.Node):
                 yield user, place
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from pullback.capture.trees import unflatten
-from pullback.diagnose.candidate_edits import CandidateEdit, built, candidate_edits, leaves_of
+from pullback.diagnose.candidate_edits import CandidateEdit, built, candidate_edits, argument_leaves
 from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.diagnose.scope import DERIVED, NUMBER, NamedValue, Scope
 from pullback.diagnose.verifier import Verifier
@@ -68,7 +68,7 @@ class EditSearch:
     _leaves: dict[fx.Node, tuple[list[Any], Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._leaves = {node: leaves_of(node) for node in self.scope.hand.joint.graph.nodes}
+        self._leaves = {node: argument_leaves(node) for node in self.scope.hand.joint.graph.nodes}
 
     def find(self, place: int) -> CandidateEdit | None:
         """The smallest edit that makes the gradient at `place` right, and spoils no other."""
@@ -206,7 +206,7 @@ def make_edited(scope: Scope, candidate: CandidateEdit) -> JointGraph:
     for (user, place), operand in candidate.changes:
         new = builder.build(operand)
         node = copies[user]
-        leaves, spec = leaves_of(node)
+        leaves, spec = argument_leaves(node)
         leaves[place] = new
         node.args, node.kwargs = unflatten(leaves, spec)
     in_order = stable_topological_sort(fx.GraphModule({}, graph)).graph

@@ -344,7 +344,7 @@ def _add_reduced(scope: Scope, known: NamedValue, name: str, call: tuple[Any, An
 def numbers_in(scope: Scope, numbers: Sequence[float]) -> list[NamedValue]:
     """Plain numbers, and the sizes of the inputs, which may differ from trial to trial."""
     count = len(scope.hand.values)
-    found = [NamedValue(number_text(n), (n,) * count, NUMBER) for n in dict.fromkeys(numbers)]
+    found = [NamedValue(written_number(n), (n,) * count, NUMBER) for n in dict.fromkeys(numbers)]
     for node in scope.hand.joint.inputs:
         found += _sizes(scope, node)
     return found + _scalars(scope)
@@ -376,7 +376,7 @@ def _sizes(scope: Scope, node: fx.Node) -> list[NamedValue]:
     return [known for known in found if max(known.values) > 1]
 
 
-def number_text(number: float) -> Expression:
+def written_number(number: float) -> Expression:
     """A number as it is written: `2` for 2.0, `0.5`, `sqrt(2)`."""
     is_whole = float(number).is_integer() and abs(number) < 1e6
     short = str(int(number)) if is_whole else repr(number)

@@ -38,7 +38,7 @@ from pullback.judge.mismatch import Mismatch, flat_of
 from pullback.judge.reference import FINEST, PrecisionWatcher, Reference
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, describe, run
 from pullback.judge.tolerances import REPEATED, are_near
-from pullback.judge.verdict import Case
+from pullback.judge.verdict import JudgedGradient
 
 HELD_OUT = 50
 """The number of the first trial that no edit is searched with."""
@@ -270,7 +270,7 @@ class Trials:
         example = self._example(trial.tensors, trial.number)
         cotangents = tuple(self._by_output(trial.cotangents))
         of = (self.reference, example, cotangents, self.positions[place])
-        case = Case(*of, example, self.names[place], trial.got[place])
+        case = JudgedGradient(*of, example, self.names[place], trial.got[place])
         expected = trial.pair(place)[0]
         if all(gradient is None for gradient in trial.expected):
             return case.against_differences(trial.tolerance(expected))

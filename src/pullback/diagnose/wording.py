@@ -17,7 +17,7 @@ from pullback.diagnose.scope import (
     SAVED,
     NamedValue,
     Scope,
-    number_text,
+    written_number,
 )
 from pullback.graph.cost import op_name
 from pullback.graph.parts import BACKWARD, phase_of
@@ -111,8 +111,8 @@ class Wording:
         where = self.scope.written(node)
         if isinstance(new, bool):
             return f"use {new} instead of {old} in {where}", f"a flag is wrong in {where}"
-        written = f"`{new.text.text}`" if isinstance(new, NamedValue) else number_text(new).text
-        was = number_text(old).text
+        written = f"`{new.text.text}`" if isinstance(new, NamedValue) else written_number(new).text
+        was = written_number(old).text
         what = "dimension" if op_name(node) in REDUCTIONS else "constant"
         is_shown = re.search(rf"(?<![\w.-]){re.escape(was)}(?![\w.])", where)
         if not is_shown and not isinstance(new, NamedValue):  # it is written in another way

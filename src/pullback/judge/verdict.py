@@ -118,7 +118,7 @@ class Judge:
         found = [case.against_differences(case.tolerance()) for case in cases.values()]
         return [mismatch for mismatch in found if mismatch is not None]
 
-    def _along(self, cases: dict[int, Case], seed: int) -> bool | None:
+    def _along(self, cases: dict[int, JudgedGradient], seed: int) -> bool | None:
         """Whether the slope of forward along one random direction is the gradients' own.
 
         None where that is not known.
@@ -147,11 +147,11 @@ class Judge:
         cotangents: tuple[Tensor | None, ...],
         name: str,
         got: Tensor | None,
-    ) -> Case:
+    ) -> JudgedGradient:
         position = run.names.index(name)
         part = self.tangents(exact).get(position)
         of = (self.reference, exact, cotangents, position, run.example, name, got, self.is_over)
-        return Case(*of, part=part)
+        return JudgedGradient(*of, part=part)
 
     def _wide(self, run: Run, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         return tuple(None if c is None else wide_of(c) for c in self._live(run, cotangents))
@@ -188,7 +188,7 @@ class Judge:
 
 
 @dataclass(slots=True)
-class Case(Slopes):
+class JudgedGradient(Slopes):
     """One gradient that a call of `example` gave, to be judged; `exact` is that in float64."""
 
     example: Example
@@ -206,7 +206,7 @@ class Case(Slopes):
         """The part of a gradient, or of a step, that counts."""
         return gradient if self.part is None else self.part(wide_of(gradient).cpu())
 
-    def of_part(self) -> Case:
+    def of_part(self) -> JudgedGradient:
         """The same for that part alone, along steps that keep what the inputs keep."""
         if self.part is None:
             return self

@@ -84,7 +84,7 @@ def _written(value: Any) -> Any:
     return {"other": type(value).__name__}
 
 
-def arguments_from(signature: Any) -> tuple[Any, ...]:
+def redrawn_arguments(signature: Any) -> tuple[Any, ...]:
     """Arguments of the same kinds and sizes as those of a signature, with other numbers."""
     return tuple(_read(entry) for entry in signature)
 

@@ -25,7 +25,7 @@ from pullback.compose.modules import ModuleNodes, plain_of, served
 from pullback.compose.nested import as_written
 from pullback.errors import PlanError
 from pullback.plan import planned, planning, store
-from pullback.plan.fingerprint import arguments_from
+from pullback.plan.fingerprint import redrawn_arguments
 
 _OTHERWISE = "the module is not as it was when it was planned"
 
@@ -54,7 +54,7 @@ def load_module_plan(path: str | Path, module: nn.Module, *examples: Any) -> pla
     count = len(ModuleLayout(plain).names)
     file = Path(path)
     read = store.read(file).signature
-    args = examples or store.guarded(file, lambda: arguments_from(read[count:]))
+    args = examples or store.guarded(file, lambda: redrawn_arguments(read[count:]))
     planned_as = _Planned.of(plain, args)
 
     def load(program: Any, *row: Any) -> planned.Plan[Any]:

@@ -13,7 +13,7 @@ from pullback.plan import figure, store, text
 from pullback.plan.build import build_candidate
 from pullback.plan.choice import follow
 from pullback.plan.evidence import PlanEvidence, Sized
-from pullback.plan.fingerprint import arguments_from, fingerprint_of
+from pullback.plan.fingerprint import redrawn_arguments, fingerprint_of
 from pullback.plan.measurements import NESTED, Measurement, PlanCandidate, front
 from pullback.plan.sized_program import sized_program
 
@@ -133,7 +133,7 @@ def load_program_plan(path: str | Path, program: Callable[..., Any], *examples: 
     """As `pullback.load_plan`, which says what it does."""
     program, path = callable_of(program), Path(path)
     evidence = store.read(path)
-    args = examples or store.guarded(path, lambda: arguments_from(evidence.signature))
+    args = examples or store.guarded(path, lambda: redrawn_arguments(evidence.signature))
     units = _units(program, args, path, is_given=bool(examples))
     if fingerprint_of(program, units) != evidence.fingerprint:
         raise PlanFileError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pullback.prove.numerics import Point, Undefined, Values, draw
+from pullback.prove.numerics import Point, Undefined, Values, drawn_points
 from pullback.prove.programs import Key, View
 from pullback.prove.scalars import Scalar, variables_of
 
@@ -96,7 +96,7 @@ class CounterexampleSearch:
     def run(self, rounds: int, deadline: float) -> None:
         """Try the points that are drawn in so many rounds, while there is time."""
         roots = [s for pair in self.pairs.values() for s in (*pair.hand, *pair.derived)]
-        for point in draw(self.view.variables, self._example_values(), roots, rounds):
+        for point in drawn_points(self.view.variables, self._example_values(), roots, rounds):
             if time.process_time() > deadline:
                 return
             self.attempt(point, list(self.pairs))

@@ -14,7 +14,7 @@ from torch._decomp import decomposition_table
 from pullback.capture.fake import Stage
 from pullback.capture.trees import flatten, map_leaves
 from pullback.graph.parts import JointGraph, calls
-from pullback.prove.grids import Grid, Table, together
+from pullback.prove.grids import Grid, Table, elementwise
 from pullback.prove.pointwise_ops import POINTWISE
 from pullback.prove.reduction_ops import GRIDWISE
 from pullback.prove.scalars import Outside, Scalar, as_scalar, known_number
@@ -140,7 +140,7 @@ class GraphReader:
         def function(*given: Any) -> Scalar:
             return POINTWISE[name](*given[:count], **dict(zip(names, given[count:], strict=True)))
 
-        result = together(self.table, function, [*args, *values])
+        result = elementwise(self.table, function, [*args, *values])
         varied = [grid for grid in _grids_in([args, values]) if not grid.is_constant]
         sized = [n for n in node.all_input_nodes if not isinstance(self._values[n], Grid)]
         if sized or any(grid.shape != result.shape for grid in varied):

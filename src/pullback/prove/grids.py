@@ -64,7 +64,7 @@ class Grid:
 
     def map(self, function: Callable[..., Scalar], *others: Any) -> Grid:
         """`function` of each element and those of `others`, which are broadcast against it."""
-        return together(self.table, function, [self, *others])
+        return elementwise(self.table, function, [self, *others])
 
     def __sub__(self, other: Grid) -> Grid:
         return self.map(lambda a, b: a - b, other)
@@ -107,7 +107,7 @@ class Grid:
         return Grid(torch.cat(parts, dim), self.table)
 
 
-def together(table: Table, function: Callable[..., Scalar], arguments: Sequence[Any]) -> Grid:
+def elementwise(table: Table, function: Callable[..., Scalar], arguments: Sequence[Any]) -> Grid:
     """`function` of the elements of the grids among `arguments`, broadcast against each other."""
     where = [place for place, value in enumerate(arguments) if isinstance(value, Grid)]
     shape = torch.broadcast_shapes(*[arguments[place].shape for place in where])

@@ -120,7 +120,7 @@ _NEAR = (1, 1, 8, 64)  # how near to the numbers in the formulas: corners may be
 _STEP = 2**20  # so fine that no equality holds by chance, and exact in a float
 
 
-def draw(
+def drawn_points(
     variables: Sequence[Scalar],
     examples: Mapping[Scalar, Fraction],
     roots: Sequence[Scalar],

@@ -31,7 +31,7 @@ SEEDS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Slope:
+class SlopePair:
     """What autograd says of a slope, and what differences say."""
 
     claimed: float
@@ -76,7 +76,7 @@ class ModelSlopes:
         with _as_plain(plain):
             return self.program.pulled(self.program(leaves, wide=self.wide), leaves)
 
-    def along(self, names: Sequence[str], grads: Gradients, seed: int = 0) -> Slope | None:
+    def along(self, names: Sequence[str], grads: Gradients, seed: int = 0) -> SlopePair | None:
         """The slope along one direction in these; None where there is nothing to move."""
         values = {n: t.detach() for n, t in self.program.leaves(wide=self.wide).items()}
         moved = {n: _direction(values[n], seed) for n in names if values[n].numel()}
@@ -92,9 +92,9 @@ class ModelSlopes:
 
         try:
             step = max(STEP, self.noise ** (1 / 3))
-            return Slope(claimed, central(curve, step, self.noise))
+            return SlopePair(claimed, central(curve, step, self.noise))
         except Exception:  # the model refuses other values
-            return Slope(claimed, UNKNOWN)
+            return SlopePair(claimed, UNKNOWN)
 
     def changes(self, name: str) -> bool:
         """Whether the outputs change with a parameter or input at all."""
@@ -105,7 +105,7 @@ class ModelSlopes:
             after = self.program(values, wide=self.wide)
         return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
-    def is_wrong(self, grads: Gradients) -> Slope | None:
+    def is_wrong(self, grads: Gradients) -> SlopePair | None:
         """The slope along everything that has a gradient, if it is wrong each time."""
         names = [name for name, grad in grads.items() if grad is not None]
         found = None

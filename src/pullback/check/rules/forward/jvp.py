@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pullback.check.conditions import HAS_JVP, needs
 from pullback.check.facts import At, Input, Number
-from pullback.check.forward_mode import inner, pushed, tangents_of
+from pullback.check.forward_mode import paired_sum, pushed, tangents_of
 from pullback.check.refusal import is_meant
 from pullback.check.registered import Registered
 from pullback.check.repro.context import ReproContext, indented, text_of
@@ -90,7 +90,7 @@ def _groups(tangents: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
 def _judged(subject: Subject, tangents: dict[int, Tensor], draw: int) -> Finding | None:
     called = subject.run(subject.small)
     cotangents = subject.cotangents(called, draw)
-    got, size = inner(cotangents, pushed(subject, subject.small, tangents))
+    got, size = paired_sum(cotangents, pushed(subject, subject.small, tangents))
     estimate = subject.reference.slope(subject.small, cotangents, tangents)
     eps = subject.reference.noise_of(subject.small)
     slack = max(1e-6, 1e4 * eps) * (size + abs(estimate.value)) + 1e-9
