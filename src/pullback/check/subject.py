@@ -28,7 +28,7 @@ from pullback.check.inputs.relations import (
     broken_by,
     relations_of,
     restored,
-    tangents_of,
+    allowed_tangents,
 )
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.kernels.tuning import worked
@@ -180,7 +180,7 @@ class Subject:
 
     def tangents(self, example: Example) -> dict[int, Callable[[Tensor], Tensor]]:
         """The part of each gradient that counts, where an input keeps a form such as symmetry."""
-        return tangents_of(example, self.relations) if self.relations else {}
+        return allowed_tangents(example, self.relations) if self.relations else {}
 
     def kept(self, example: Example) -> Example:
         """An example of other sizes with the relations that drawing anew has broken, restored."""

@@ -100,7 +100,7 @@ def conjugated(tensor: Tensor) -> Tensor | None:
     return tensor.conj().resolve_conj().clone().conj() if tensor.is_complex() else None
 
 
-def negated(tensor: Tensor) -> Tensor | None:
+def negative_view(tensor: Tensor) -> Tensor | None:
     """The negative view of the negative: the imaginary part of a conjugate."""
     if tensor.is_complex() or not tensor.is_floating_point():
         return None
@@ -123,7 +123,7 @@ LAYOUTS: dict[str, Layout] = {
     "expanded along the last dimension": expanded_rows,
     "expanded along the first dimension": expanded_columns,
     CONJUGATE: conjugated,
-    "a negative view": negated,
+    "a negative view": negative_view,
 }
 
 
@@ -157,7 +157,7 @@ def is_expanded(label: str) -> bool:
 
 def is_lazy(label: str) -> bool:
     """Whether a layout is a bit that other libraries do not know: a conjugate or negative view."""
-    return LAYOUTS.get(label) in (conjugated, negated)
+    return LAYOUTS.get(label) in (conjugated, negative_view)
 
 
 def dense(tensor: Tensor) -> Tensor:

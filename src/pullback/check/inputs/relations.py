@@ -347,7 +347,7 @@ def restored(example: Example, relations: Sequence[Relation]) -> Example:
     return example
 
 
-def tangents_of(
+def allowed_tangents(
     example: Example, relations: Sequence[Relation]
 ) -> dict[int, Callable[[Tensor], Tensor]]:
     """For each argument with a relation of its own: the part of a gradient that counts there."""

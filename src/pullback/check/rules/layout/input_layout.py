@@ -63,7 +63,7 @@ ALONE = ("transposed in memory", "every other element of a wider tensor", "expan
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """What one call gave: outputs and gradients, or what was raised, and where."""
 
     values: dict[Value, Tensor | None]
@@ -127,7 +127,7 @@ def _compared(
     positions: tuple[int, ...],
     variant: Example,
     plain: Example,
-    want: Result,
+    want: CallResult,
     told_of: set[Value | None],
 ) -> Iterator[Finding]:
     have = _result(subject, variant)
@@ -218,17 +218,17 @@ def _is_large(subject: Subject, variant: Example, plain: Example, key: Value) ->
     return not float((have - want).abs().max()) <= 1e3 * torch.finfo(have.dtype).eps
 
 
-def _result(subject: Subject, example: Example) -> Result:
+def _result(subject: Subject, example: Example) -> CallResult:
     try:
         run = subject.run(example)
     except ForwardRefusedError as refusal:
-        return Result({}, refusal=refusal.raised)
+        return CallResult({}, refusal=refusal.raised)
     values = _outputs(run)
     try:
         grads = run.pull([None if c is None else dense(c) for c in subject.cotangents(run)])
     except BackwardFailedError as failure:
-        return Result(values, failure=failure.raised)
-    return Result(values | {Gradient(name): grad for name, grad in grads.items()})
+        return CallResult(values, failure=failure.raised)
+    return CallResult(values | {Gradient(name): grad for name, grad in grads.items()})
 
 
 def _outputs(run: Run) -> dict[Value, Tensor | None]:
@@ -252,7 +252,7 @@ def _is_random(subject: Subject) -> bool:
     )
 
 
-def _same_outputs(have: Result, want: Result) -> bool:
+def _same_outputs(have: CallResult, want: CallResult) -> bool:
     keys = [key for key in have.values if isinstance(key, Output)]
     return all(is_close(have.values[key], want.values.get(key)) for key in keys)
 

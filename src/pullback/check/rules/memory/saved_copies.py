@@ -61,7 +61,7 @@ def saved_too_much(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedRun:
     """A run, and the tensors that were saved in it."""
 
     run: Run
@@ -74,11 +74,11 @@ class Kept:
         return [t for t in self.saved if not any(share_memory(t, other) for other in around)]
 
 
-def _kept(subject: Subject, example: Example) -> Kept:
+def _kept(subject: Subject, example: Example) -> SavedRun:
     saved: list[Tensor] = []
     with saving(subject.target, _keeping(saved)):
         run = subject.run(example)
-    return Kept(run, saved)
+    return SavedRun(run, saved)
 
 
 def _keeping(saved: list[Tensor]):  # type: ignore[no-untyped-def]
@@ -99,7 +99,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(pieces.values())
 
 
-def _copies(kept: Kept) -> dict[int, str]:
+def _copies(kept: SavedRun) -> dict[int, str]:
     """The saved tensors that are larger copies of an input, and its name."""
     found: dict[int, str] = {}
     own = kept.own
@@ -113,7 +113,7 @@ def _copies(kept: Kept) -> dict[int, str]:
     return found
 
 
-def _is_larger_copy(tensor: Tensor, arg: Tensor, kept: Kept) -> bool:
+def _is_larger_copy(tensor: Tensor, arg: Tensor, kept: SavedRun) -> bool:
     if is_index(arg):
         return _bytes([tensor]) >= SMALL and _is_one_hot(tensor, arg)
     if not can_differ(arg) or arg.numel() < 2 or tensor.is_complex() != arg.is_complex():
@@ -142,7 +142,7 @@ def _is_one_hot(tensor: Tensor, index: Tensor) -> bool:
     return False
 
 
-def _beyond_autograd(subject: Subject, example: Example, kept: Kept) -> Iterator[Finding | Skip]:
+def _beyond_autograd(subject: Subject, example: Example, kept: SavedRun) -> Iterator[Finding | Skip]:
     mine, own = _bytes(kept.saved), _bytes(kept.own)
     if own < SMALL:
         return
