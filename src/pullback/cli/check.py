@@ -69,7 +69,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Results:
+class CheckedTargets:
     """What was to be checked, and what came of it."""
 
     names: tuple[str, ...] = ()
@@ -197,9 +197,9 @@ def command(
     click.get_current_context().exit(code)
 
 
-def _prepared(asked: Asked, settings: Settings) -> Results:
+def _prepared(asked: Asked, settings: Settings) -> CheckedTargets:
     """The targets and inputs; a mistake in what was asked for is told once, not for each target."""
-    results = Results()
+    results = CheckedTargets()
     try:
         given, recorded = named_inputs(asked.inputs) if asked.inputs else (None, None)
         results.names = asked.targets or named_targets(
@@ -218,7 +218,7 @@ def _prepared(asked: Asked, settings: Settings) -> Results:
     return results
 
 
-def _check_all(results: Results, options: Options, review: Review, outputs: Outputs) -> None:
+def _check_all(results: CheckedTargets, options: Options, review: Review, outputs: Outputs) -> None:
     """Check one target after the other, and show each as soon as it is there."""
     console = Console(highlight=False)
     check_one = partial(_checked, options)
