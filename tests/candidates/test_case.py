@@ -4,13 +4,13 @@ import torch
 
 from pullback.candidates import rules
 from pullback.candidates.case import Case
-from pullback.candidates.judging import Bench, Settings
+from pullback.candidates.judging import Bench, JudgeSettings
 from pullback.candidates.rules import JudgeFinding
 from pullback.candidates.sources import sendable
 
 
 def case():
-    bench = Bench(sendable(torch.sin, "reference"), None, Settings())
+    bench = Bench(sendable(torch.sin, "reference"), None, JudgeSettings())
     bench.known = {"has_gradient": False, "device": "cpu"}
     one = Case(bench, sendable(torch.sin, "candidate"))
     one.peer.stop()

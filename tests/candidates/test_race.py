@@ -4,7 +4,7 @@ import torch
 
 from pullback.candidates import rules
 from pullback.candidates.case import Case
-from pullback.candidates.judging import Bench, Settings
+from pullback.candidates.judging import Bench, JudgeSettings
 from pullback.candidates.race import Times
 from pullback.candidates.sections import FORWARD
 from pullback.candidates.sources import sendable
@@ -22,7 +22,7 @@ class Referee:
 
 def limited(taken, **needs):
     machine = {"bytes_per_second": 1e9, "flops_per_second": 1e9, "cache_bytes": 0}
-    bench = Bench(sendable(torch.sin, "reference"), None, Settings())
+    bench = Bench(sendable(torch.sin, "reference"), None, JudgeSettings())
     bench.known = {"has_gradient": False, "device": "cpu"}
     bench.referee = Referee(limits={"machine": machine, "needs": needs})
     one = Case(bench, sendable(torch.sin, "candidate"))

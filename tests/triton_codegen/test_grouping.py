@@ -4,13 +4,13 @@ import torch
 
 from pullback.triton_codegen.grouping import merge_groups
 from pullback.triton_codegen.plan import planned_kernels
-from pullback.triton_codegen.sizes import layouts_of
+from pullback.triton_codegen.sizes import example_strides
 from tests.triton_codegen.graphs import draw, parts_of
 
 
 def rows_of(program, *given):
     plan = planned_kernels(parts_of(program, *given).forward)
-    merge_groups(plan, layouts_of(plan))
+    merge_groups(plan, example_strides(plan))
     return [[int(leaf.size) for leaf in group.leaves] for group in plan.kernels[0].rows]
 
 

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from pullback.errors import KernelError
 from pullback.triton_codegen.grouping import merge_groups
 from pullback.triton_codegen.plan import planned_kernels
-from pullback.triton_codegen.sizes import layouts_of
+from pullback.triton_codegen.sizes import example_strides
 from tests.triton_codegen.graphs import draw, parts_of
 
 
 def plan_of(graph):
     plan = planned_kernels(graph)
-    merge_groups(plan, layouts_of(plan))
+    merge_groups(plan, example_strides(plan))
     return plan
 
 

@@ -2,14 +2,14 @@
 
 from pullback.triton_codegen.grouping import merge_groups
 from pullback.triton_codegen.plan import planned_kernels
-from pullback.triton_codegen.sizes import Sizes, layouts_of
+from pullback.triton_codegen.sizes import Sizes, example_strides
 from tests.triton_codegen.graphs import draw, names_in, parts_of
 
 
 def sizes_of(program, *given):
     parts = parts_of(program, *given)
     plan = planned_kernels(parts.forward)
-    merge_groups(plan, layouts_of(plan))
+    merge_groups(plan, example_strides(plan))
     return plan, Sizes(plan, names_in(parts))
 
 

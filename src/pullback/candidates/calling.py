@@ -31,7 +31,7 @@ class Called:
         return [*self.outputs, *self.gradients]
 
 
-def leaves_of(args: Sequence[Any]) -> list[Tensor]:
+def requiring_grad(args: Sequence[Any]) -> list[Tensor]:
     """The arguments that require grad."""
     return [arg for arg in args if isinstance(arg, Tensor) and arg.requires_grad]
 
@@ -46,7 +46,7 @@ def backward(called: Called, cotangents: Sequence[Tensor | None]) -> Called:
     """The same call with its gradients."""
     pairs = zip(called.outputs, cotangents, strict=True)
     used = [(output, c) for output, c in pairs if c is not None and output.requires_grad]
-    gradients = pulled_gradients(used, leaves_of(called.args))
+    gradients = pulled_gradients(used, requiring_grad(called.args))
     return Called(called.args, called.result, called.outputs, tuple(gradients))
 
 

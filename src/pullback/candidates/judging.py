@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class JudgeSettings:
     """How to judge: see `judge`."""
 
     gradients: bool | None = None
@@ -87,7 +87,7 @@ def judge_all(
     **options: Any,
 ) -> Iterator[Verdict]:
     """A verdict on each candidate in turn: the reference is loaded, and compiled, once."""
-    settings = Settings(**options)
+    settings = JudgeSettings(**options)
     bench = Bench(sendable(reference, "reference"), _inputs_source(inputs), settings)
     try:
         bench.start()
@@ -117,7 +117,7 @@ class Bench:
         self,
         reference: Source,
         inputs: Source | None,
-        settings: Settings,
+        settings: JudgeSettings,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.reference, self.inputs, self.settings = reference, inputs, settings

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pullback.candidates.calling import call_once, leaves_of
+from pullback.candidates.calling import call_once, requiring_grad
 from pullback.judge.example import Example, tensors_in
 
 REPEATS = 7
@@ -30,7 +30,7 @@ def needs_of(call: Callable[..., Any], example: Example, *, gradients: bool) -> 
     called = call_once(call, example, 1, gradients=has_gradients)
     written = sum(_bytes(t) for t in called.outputs)
     read = 0.0
-    leaves = leaves_of(called.args)
+    leaves = requiring_grad(called.args)
     for leaf, gradient in zip(leaves, called.gradients, strict=False):
         if gradient is not None:
             read += float((gradient != 0).double().mean()) * _bytes(leaf)

@@ -10,7 +10,7 @@ from torch import fx
 from pullback.graph.cost import hint_of
 from pullback.graph.cut_problem import ancestors
 from pullback.triton_codegen.axes import CREATED, CUTS, PICKS, SCATTERS, Axis
-from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, goals_of, is_tensor
+from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, goals_of, holds_tensor
 
 
 def merge_groups(plan: KernelPlan, layouts: Mapping[fx.Node, Sequence[tuple[Axis, Any]]]) -> None:
@@ -48,7 +48,7 @@ def _touched(plan: KernelPlan, kernel: Kernel) -> list[fx.Node]:
     above = ancestors(goals_of(kernel), totals)
     found = [n for n in plan.graph.nodes if n in above and (n.op == "placeholder" or n in totals)]
     outputs = [store.output for store in kernel.stores]
-    return list(dict.fromkeys([*filter(is_tensor, found), *outputs]))
+    return list(dict.fromkeys([*filter(holds_tensor, found), *outputs]))
 
 
 def _fixed_axes(plan: KernelPlan) -> set[Axis]:

@@ -21,8 +21,8 @@ from pullback.graph.values import held_value
 from pullback.triton_codegen.body import kernel_source
 from pullback.triton_codegen.expressions import HELPERS
 from pullback.triton_codegen.grouping import merge_groups
-from pullback.triton_codegen.plan import Kernel, KernelPlan, is_tensor, planned_kernels
-from pullback.triton_codegen.sizes import Sizes, layouts_of
+from pullback.triton_codegen.plan import Kernel, KernelPlan, holds_tensor, planned_kernels
+from pullback.triton_codegen.sizes import Sizes, example_strides
 from pullback.triton_codegen.wrapping import wrapped_line
 from pullback.triton_codegen.writer import KernelSource
 
@@ -80,7 +80,7 @@ def phase_text(
 ) -> PhaseText:
     """The kernels of a graph and their launches; `made` are inputs that other kernels made."""
     plan = planned_kernels(graph)
-    merge_groups(plan, layouts_of(plan))
+    merge_groups(plan, example_strides(plan))
     named = _named_totals(plan, names)
     contiguous = {n.name for n in plan.outputs if _is_contiguous(n)}
     own = contiguous | {n.name for n in plan.totals}
@@ -144,7 +144,7 @@ class _Host:
         )
 
     def _returned(self, value: Any) -> str:
-        if is_tensor(value):
+        if holds_tensor(value):
             return self._name(value)
         if isinstance(value, fx.Node):
             return self.sizes.text(held_value(value))

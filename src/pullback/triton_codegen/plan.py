@@ -125,7 +125,7 @@ class KernelPlan:
     @property
     def inputs(self) -> list[fx.Node]:
         """The placeholders that are tensors."""
-        return [n for n in self.graph.find_nodes(op="placeholder") if is_tensor(n)]
+        return [n for n in self.graph.find_nodes(op="placeholder") if holds_tensor(n)]
 
 
 def goals_of(kernel: Kernel) -> list[Any]:
@@ -134,7 +134,7 @@ def goals_of(kernel: Kernel) -> list[Any]:
     return [*(store.node for store in kernel.stores), *totals]
 
 
-def is_tensor(node: Any) -> bool:
+def holds_tensor(node: Any) -> bool:
     """Whether a node holds a tensor."""
     return isinstance(node, fx.Node) and isinstance(held_value(node), torch.Tensor)
 
@@ -165,7 +165,7 @@ class _Planner:
     def __init__(self, graph: fx.Graph, axes: Axes) -> None:
         self.graph, self.axes = graph, axes
         returned: Any = graph.output_node().args[0]
-        found = [n for n in returned if is_tensor(n) and n.op != "placeholder"]
+        found = [n for n in returned if holds_tensor(n) and n.op != "placeholder"]
         self.outputs = list(dict.fromkeys(found))
         self.live = ancestors(self.outputs)
         self.kinds: dict[fx.Node, str] = {}

@@ -113,7 +113,7 @@ def unrounded(node: Value) -> Any:
     return node.maker.wrap(source) if is_back else None
 
 
-def gelu(node: Value) -> Any:
+def half_gelu(node: Value) -> Any:
     """x times the share of the normal distribution below it, in a half type."""
     x, kind = node.args[0], node.kwargs.get("approximate", "none")
     if x.dtype not in NARROW or kind != "none":
@@ -374,7 +374,7 @@ for _name, _formula in _LATER:  # in newer releases of PyTorch
 _WHY = "exact to 2e-6, where the dtype is to 5e-4 or 4e-3"
 
 TABLE: Table = (
-    RewriteRule("half-gelu", _WHY, (aten.gelu.default,), gelu),
+    RewriteRule("half-gelu", _WHY, (aten.gelu.default,), half_gelu),
     RewriteRule("half-gelu-backward", _WHY, (aten.gelu_backward.default,), half_gelu_backward),
     *(fused(op, formula) for op, formula in _FUSED.items()),
     one_hot,

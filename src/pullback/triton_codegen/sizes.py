@@ -14,7 +14,7 @@ from pullback.capture.fake import in_words
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
 from pullback.triton_codegen.axes import Axis
-from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, is_tensor
+from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, holds_tensor
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for node in self.plan.graph.find_nodes(op="placeholder"):
-            if is_tensor(node):
+            if holds_tensor(node):
                 for dim, size in enumerate(held_value(node).shape):
                     if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                         text = f"{self.names.get(node.name, node.name)}.shape[{dim}]"
@@ -85,7 +85,7 @@ class Sizes:
         return axes in (rows + cols, rows, cols, [])
 
 
-def layouts_of(plan: KernelPlan) -> dict[fx.Node, list[tuple[Axis, int]]]:
+def example_strides(plan: KernelPlan) -> dict[fx.Node, list[tuple[Axis, int]]]:
     """For each tensor of a plan, its axes with their strides as they were in the examples."""
     found: dict[fx.Node, list[tuple[Axis, int]]] = {}
     for node in [*plan.inputs, *plan.outputs, *plan.totals]:
