@@ -34,7 +34,7 @@ from pullback.capture.modes import autocast_off
 from pullback.capture.names import program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensor_leaves
-from pullback.derive.call import DerivedCall, Inputs, pulled_gradients
+from pullback.derive.call import DerivedCall, Inputs, captured_gradients
 from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
@@ -263,7 +263,7 @@ class DerivedRecord:
     ) -> list[Tensor | None]:
         """One gradient per input of the capture, for what a call saved and its cotangents."""
         can_repeat = partial(self.recipes.is_current, call.recipe)
-        return pulled_gradients(call, saved, given, wanted, can_repeat=can_repeat)
+        return captured_gradients(call, saved, given, wanted, can_repeat=can_repeat)
 
 
 def placed_call(

@@ -71,7 +71,7 @@ class DerivedCall:
 # ---- gradients ----
 
 
-def pulled_gradients(
+def captured_gradients(
     call: DerivedCall,
     saved: Sequence[Any],
     given: Sequence[Any],

@@ -179,7 +179,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
         "general": spec.general,
         "pulls": {},
         "some": functools.cache(spec.some) if spec.some else None,
-        "asked": Asked(),
+        "asked": WantedGradients(),
         "layouts": tuple((one.shape, one.stride, one.dtype, False, False) for one in spec.kept),
         "dtypes": tuple(one.dtype for one in spec.kept),
         "is_grad_enabled": torch.is_grad_enabled,
@@ -246,7 +246,7 @@ def _order(layout: Layout) -> list[int] | None:
 PATIENCE = 64  # backwards between two questions that are dear and had the usual answer
 
 
-class Asked:
+class WantedGradients:
     """For each input of a node, whether the backward under way wants its gradient.
 
     To ask costs a microsecond or two, but tens of them for leaves that `autograd.grad` wants. Where
