@@ -5,7 +5,7 @@ import torch
 
 import pullback as pb
 from pullback.check.retrial import by_shape, by_ties, set_aside
-from pullback.check.trials import Trial, trial_of
+from pullback.check.trials import TriedVariant, trial_of
 from tests.check.subjects import made, normal, subject
 
 Function = torch.autograd.Function
@@ -47,7 +47,7 @@ def found_at(target, value):
     """A subject, and a trial of it at another value."""
     tried = subject(target, X)
     trial = trial_of(tried, tried.small.put(0, value, "another"))
-    assert isinstance(trial, Trial)
+    assert isinstance(trial, TriedVariant)
     assert trial.mismatches
     return tried, trial
 

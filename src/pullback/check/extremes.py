@@ -18,7 +18,7 @@ from pullback.capture.seeds import normal, uniform_like
 from pullback.check.dispatch import foreign_calls
 from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
-from pullback.check.trials import Trial, is_finite, trials
+from pullback.check.trials import TriedVariant, is_finite, trials
 from pullback.judge.example import Example, can_differ, wide_of
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.reference import STEP
@@ -54,7 +54,7 @@ def value_trials(
     ties: bool = False,
     values: bool = True,
     steep: float = STEEP,
-) -> list[Trial]:
+) -> list[TriedVariant]:
     """The trials of one family of values, run now or remembered.
 
     Without `values`, only gradients that are not finite count: at the ends of a dtype rounding
@@ -67,7 +67,7 @@ def value_trials(
 
 def _trial(
     subject: Subject, example: Example, ties: bool, values: bool, steep: float
-) -> Trial | None:
+) -> TriedVariant | None:
     try:
         called = subject.run(example)
     except ForwardRefusedError:
@@ -82,7 +82,7 @@ def _trial(
         is_singular = type(failure.error).__name__ == SINGULAR
         is_served = not (is_singular or is_meant(failure.error)) and is_finite(called)
         is_served = is_served and _is_served(subject, example, cotangents)
-        return Trial(example, failure=describe(failure.error)) if is_served else None
+        return TriedVariant(example, failure=describe(failure.error)) if is_served else None
     if not is_finite(called):
         return None
     judged = subject.mismatches(called, cotangents, grads, at_once=True) if values else []
@@ -93,7 +93,7 @@ def _trial(
         found = {m.name: m for m in lost_at_infinity(subject, called, cotangents, grads)}
     if ties and not found:
         found = {m.name: m for m in beyond_ties(subject, example)}
-    return Trial(example, tuple(found.values()))
+    return TriedVariant(example, tuple(found.values()))
 
 
 def _is_served(subject: Subject, example: Example, cotangents: Cotangents) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from pullback.capture.indices import is_index
 from pullback.check.inputs.arguments import indices_of, masks_of
 from pullback.check.subject import Subject
-from pullback.check.trials import Trial, trial_of, trials
+from pullback.check.trials import TriedVariant, trial_of, trials
 from pullback.judge.example import Example, can_differ, tensors_in, wide_of
 from pullback.judge.mismatch import Mismatch, flat_of
 from pullback.judge.run import ForwardRefusedError
@@ -31,16 +31,16 @@ FAINT, ROUNDINGS = 1e-30, 64  # by how much zeros move, and others, so that no g
 JUMP = 1e-2  # of an output and one more
 SPREAD = 3e-3  # how far apart tied values are moved
 
-Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
+Retry = Callable[[Subject, TriedVariant, Mismatch], "TriedVariant | None"]
 
 
-def by_shape(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+def by_shape(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedVariant]:
     """The trials, without what is wrong for the values in the example's own shapes too."""
     served = _served(subject, found)
     return by_masks(subject, by_indices(subject, _without(subject, served, _of_values)))
 
 
-def _served(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+def _served(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedVariant]:
     """The trials, without sizes of which forward reads no more than it does of the example's.
 
     Where the last dimension is a real and an imaginary part, a third entry is a mistake. Nor does
@@ -80,7 +80,7 @@ def _has_unread(start: Example, mismatch: Mismatch) -> bool:
     return False
 
 
-def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+def by_ties(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedVariant]:
     """The trials, without what is wrong for values close by that are not tied too.
 
     Where forward jumps at a tie there is no slope to add up to: a matrix of equal rows has lost the
@@ -90,12 +90,12 @@ def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
     return _without(subject, kept, _untied)
 
 
-def _unless_jumping(subject: Subject, trial: Trial) -> tuple[Mismatch, ...]:
+def _unless_jumping(subject: Subject, trial: TriedVariant) -> tuple[Mismatch, ...]:
     is_lost = bool(trial.mismatches) and _jumps(subject, trial.example)
     return () if is_lost else trial.mismatches
 
 
-def by_zero(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+def by_zero(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedVariant]:
     """The trials, without what is wrong where the zeros are all another number: those are ties.
 
     Nor is there a gradient to give where forward jumps and PyTorch's own is not finite either: the
@@ -104,7 +104,7 @@ def by_zero(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
     return _without(subject, (_without_jumps(subject, trial) for trial in found), _raised)
 
 
-def _without_jumps(subject: Subject, trial: Trial) -> Trial:
+def _without_jumps(subject: Subject, trial: TriedVariant) -> TriedVariant:
     kept = tuple(m for m in trial.mismatches if not _is_lost_by_all(m))
     is_whole = len(kept) == len(trial.mismatches) or not _jumps(subject, trial.example)
     return trial if is_whole else replace(trial, mismatches=kept)
@@ -137,28 +137,28 @@ def _is_apart(a: Tensor, b: Tensor) -> bool:
     return a.shape != b.shape or bool(((a - b).abs() > JUMP * (1 + a.abs())).any())
 
 
-def by_indices(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+def by_indices(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedVariant]:
     """The trials, without inputs that are wrong for other indices in the example's own shapes."""
 
-    def others() -> list[Trial]:
+    def others() -> list[TriedVariant]:
         variants = indices_of(subject.small, subject.names, subject.target.name)
         return trials(subject, "indices", variants)
 
     return _unlike(found, is_index, others)
 
 
-def by_masks(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+def by_masks(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedVariant]:
     """The trials, without inputs that are wrong for other masks in the example's own shapes."""
 
-    def others() -> list[Trial]:
+    def others() -> list[TriedVariant]:
         return trials(subject, "masks", masks_of(subject.small, subject.names))
 
     return _unlike(found, lambda tensor: tensor.dtype == torch.bool, others)
 
 
 def _unlike(
-    found: Iterable[Trial], is_meant: Callable[[Tensor], bool], others: Callable[[], list[Trial]]
-) -> Iterator[Trial]:
+    found: Iterable[TriedVariant], is_meant: Callable[[Tensor], bool], others: Callable[[], list[TriedVariant]]
+) -> Iterator[TriedVariant]:
     """The trials, without inputs that are wrong in the others too, if they have such a tensor."""
     for trial in found:
         if not trial.mismatches or not any(map(is_meant, tensors_in(trial.example.args))):
@@ -168,12 +168,12 @@ def _unlike(
         yield replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name not in told))
 
 
-def set_aside(subject: Subject) -> list[Trial]:
+def set_aside(subject: Subject) -> list[TriedVariant]:
     """The trials that show a fault of values, found on the way."""
     return list(subject.trials.get(ASIDE, ()))
 
 
-def _without(subject: Subject, found: Iterable[Trial], retry: Retry) -> Iterator[Trial]:
+def _without(subject: Subject, found: Iterable[TriedVariant], retry: Retry) -> Iterator[TriedVariant]:
     for trial in found:
         kept: list[Mismatch] = []
         for mismatch in trial.mismatches:
@@ -190,7 +190,7 @@ def _without(subject: Subject, found: Iterable[Trial], retry: Retry) -> Iterator
 # ---- shapes ----
 
 
-def _of_values(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
+def _of_values(subject: Subject, trial: TriedVariant, mismatch: Mismatch) -> TriedVariant | None:
     """The trial in the example's own shapes that is wrong as well; None where none is."""
     old, new = subject.small, trial.example
     if len(old.args) != len(new.args) or mismatch.index is None:
@@ -205,7 +205,7 @@ def _of_values(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | No
     return other if other is not None and other.mismatches else None
 
 
-def _constant(subject: Subject, old: Example, new: Example, mismatch: Mismatch) -> Trial | None:
+def _constant(subject: Subject, old: Example, new: Example, mismatch: Mismatch) -> TriedVariant | None:
     """The trial in the old shapes with equal entries where the new one has a single one."""
     made = replace(old, label="other values")
     for i in old.differentiable:
@@ -244,7 +244,7 @@ def _window(source: Tensor, like: Tensor, first: int) -> Tensor:
 # ---- ties ----
 
 
-def _untied(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
+def _untied(subject: Subject, trial: TriedVariant, mismatch: Mismatch) -> TriedVariant | None:
     """The trial at values close by, no two of them equal, that is wrong as well."""
     made = replace(trial.example, label="other values")
     for i in sorted(trial.example.needs):
@@ -260,7 +260,7 @@ def _untied(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
     return None if is_lost and is_finite_number(other.mismatches[0].got) else other
 
 
-def _raised(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
+def _raised(subject: Subject, trial: TriedVariant, mismatch: Mismatch) -> TriedVariant | None:
     """The trial with another number in the place of all zeros that is wrong as well."""
     made = replace(trial.example, label="other values")
     for i in sorted(trial.example.needs):
@@ -271,7 +271,7 @@ def _raised(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
     return other if other is not None and other.mismatches else None
 
 
-def _tried(subject: Subject, example: Example, name: str) -> Trial | None:
+def _tried(subject: Subject, example: Example, name: str) -> TriedVariant | None:
     """The trial of an example, with what is wrong for input `name` alone."""
     trial = trial_of(subject, example)
     if trial is None or trial.failure:

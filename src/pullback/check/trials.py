@@ -38,7 +38,7 @@ REMOTE = 200  # times the example: a function may end before that
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TriedVariant:
     """A variant that forward accepted: what is wrong with the gradients, or why there are none."""
 
     example: Example
@@ -52,15 +52,15 @@ class Trial:
 
 
 # Trials, each with what mends what is wrong in it.
-Tried = Iterator[tuple[Iterable[Trial], str]]
+Tried = Iterator[tuple[Iterable[TriedVariant], str]]
 
 
 def trials(
     subject: Subject,
     family: str,
     variants: Iterable[Example],
-    tried: Callable[[Example], Trial | None] | None = None,
-) -> list[Trial]:
+    tried: Callable[[Example], TriedVariant | None] | None = None,
+) -> list[TriedVariant]:
     """The trials of one family of variants, run now or remembered.
 
     `tried` gives the trial of a variant, in the place of `trial_of`; it may take its time.
@@ -73,8 +73,8 @@ def trials(
 def _run(
     subject: Subject,
     variants: Iterable[Example],
-    tried: Callable[[Example], Trial | None] | None,
-) -> Iterator[Trial]:
+    tried: Callable[[Example], TriedVariant | None] | None,
+) -> Iterator[TriedVariant]:
     bad = slow = 0
     for example in variants:
         if subject.time_is_up or bad >= ENOUGH or (slow >= ENOUGH and tried is None):
@@ -92,12 +92,12 @@ def failed(subject: Subject) -> list[Example]:
     """One variant of each family that was tried and found wrong."""
     found: list[Example] = []
     for family in subject.trials.values():
-        bad = (t for t in family if isinstance(t, Trial) and t.mismatches)
+        bad = (t for t in family if isinstance(t, TriedVariant) and t.mismatches)
         found += [trial.example for trial in islice(bad, 1)]
     return found
 
 
-def trial_of(subject: Subject, example: Example) -> Trial | None:
+def trial_of(subject: Subject, example: Example) -> TriedVariant | None:
     """One variant tried; None where forward refuses it, or gives nothing that can be judged."""
     usual = usual_form(subject)  # first: the last call before a crash is the one that is told
     try:
@@ -115,9 +115,9 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         wanted = tuple(sorted(example.needs))
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here
-        return Trial(example, failure=failure.raised)
+        return TriedVariant(example, failure=failure.raised)
     found = subject.mismatches(called, cotangents, grads, at_once=True)
-    return Trial(example, (*found, *_not_finite(subject, called, grads)))
+    return TriedVariant(example, (*found, *_not_finite(subject, called, grads)))
 
 
 def _not_finite(
@@ -175,7 +175,7 @@ def _is_like(one: Any, two: Any) -> bool:
 def reported(
     subject: Subject,
     rule: Rule,
-    found: Iterable[Trial],
+    found: Iterable[TriedVariant],
     fix: str,
     why: str = "",
     *,

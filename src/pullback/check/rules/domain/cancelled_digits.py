@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pullback.check.registered import Registered
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
-from pullback.check.trials import Trial, is_finite, reported
+from pullback.check.trials import TriedVariant, is_finite, reported
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.run import copies_of
@@ -44,7 +44,7 @@ def lost_digits(subject: Subject) -> Iterator[Finding | Skip]:
         example = _example(start, first, last, f"values {label}")
         found = tuple(_lost_in_saturation(subject, example))
         if found:
-            yield from reported(subject, LOST_DIGITS, [Trial(example, found)], ONE_FUNCTION)
+            yield from reported(subject, LOST_DIGITS, [TriedVariant(example, found)], ONE_FUNCTION)
             return
 
 
@@ -113,7 +113,7 @@ def far_from_zero(subject: Subject) -> Iterator[Finding | Skip]:
         example = start.to(torch.float32).put(i, start.args[i].float() + shift, label)
         found = tuple(_lost_far_out(subject, example, i))
         if found:
-            yield from reported(subject, FAR_FROM_ZERO, [Trial(example, found)], MEAN_FIRST)
+            yield from reported(subject, FAR_FROM_ZERO, [TriedVariant(example, found)], MEAN_FIRST)
             return
 
 

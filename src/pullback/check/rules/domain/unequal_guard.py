@@ -32,7 +32,7 @@ from torch import Tensor
 
 from pullback.check.inputs.domains import changed
 from pullback.check.subject import Finding, Rule, Skip, Subject, each
-from pullback.check.trials import Trial, is_finite, reported
+from pullback.check.trials import TriedVariant, is_finite, reported
 from pullback.judge.differences import Curve
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch, index_of
@@ -63,7 +63,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         for example in each(_scaled(subject.small, scale), subject):
             found = tuple(_unequal(subject, example, scale))
             if found:
-                yield from reported(subject, RULE, [Trial(example, found)], FIX)
+                yield from reported(subject, RULE, [TriedVariant(example, found)], FIX)
                 return
 
 

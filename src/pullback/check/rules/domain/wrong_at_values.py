@@ -35,7 +35,7 @@ from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.registered import Registered
 from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
 from pullback.check.subject import Rule, Subject
-from pullback.check.trials import Trial, Tried, report_trials, trials
+from pullback.check.trials import TriedVariant, Tried, report_trials, trials
 from pullback.judge.example import Example
 
 
@@ -63,7 +63,7 @@ def _at_ties(subject: Subject) -> Tried:
     yield from _by_kind(by_ties(subject, [*found, *edges]), fix, guard)
 
 
-def _by_kind(found: Iterable[Trial], fix: str, guard: str) -> Tried:
+def _by_kind(found: Iterable[TriedVariant], fix: str, guard: str) -> Tried:
     """Trials with the fix for a number that is wrong, or for one that is not finite."""
     for trial in found:
         is_finite = all(is_finite_number(m.got) for m in trial.mismatches)

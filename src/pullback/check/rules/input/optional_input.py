@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pullback.check.inputs.values import resampled
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each
-from pullback.check.trials import Trial, is_new, trial_of
+from pullback.check.trials import TriedVariant, is_new, trial_of
 from pullback.judge.example import Example, can_differ
 
 RULE = Rule("I002", "optional-input", "input", profile="quick")
@@ -104,7 +104,7 @@ def _shapes(start: Example) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _finding(subject: Subject, trial: Trial, i: int, name: str) -> Finding | None:
+def _finding(subject: Subject, trial: TriedVariant, i: int, name: str) -> Finding | None:
     example = trial.example
     is_guess = example.args[i] is not None  # the shape of a tensor may not be meant
     if trial.failure and not is_guess and is_new(subject, RULE, "backward"):

@@ -32,7 +32,7 @@ from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.explaining import Cause
 from pullback.check.inputs.shapes import batches_of, fits, oblong_of, ranks_of, resized, sizes_of
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
-from pullback.check.trials import Trial, trial_of, trials
+from pullback.check.trials import TriedVariant, trial_of, trials
 from pullback.judge.example import Example, can_differ
 
 # Shapes that every user meets, and those that a function may not be meant for.
@@ -104,7 +104,7 @@ def _has_batch(subject: Subject) -> bool:
     return leads or all(output.dim() == 0 for output in outputs)
 
 
-def _is_misshapen(subject: Subject, trial: Trial) -> bool:
+def _is_misshapen(subject: Subject, trial: TriedVariant) -> bool:
     """Whether a gradient came in another shape, while forward surely serves this one.
 
     Either it has all elements, only flat; or it is viewed in the shape of the example; or the rank
@@ -124,7 +124,7 @@ def _is_misshapen(subject: Subject, trial: Trial) -> bool:
     return any(_fails(subject, sizes, factor, more) for factor, more in LARGER) if sizes else False
 
 
-def _is_baked(subject: Subject, trial: Trial) -> bool:
+def _is_baked(subject: Subject, trial: TriedVariant) -> bool:
     """Whether backward asks for as many elements as an input of the example has."""
     found = BAKED.search(trial.said)
     if found is None:

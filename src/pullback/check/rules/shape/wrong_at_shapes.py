@@ -25,7 +25,7 @@ from pullback.check.inputs.shapes import (
 from pullback.check.registered import Registered
 from pullback.check.retrial import by_indices, by_shape
 from pullback.check.subject import ForwardRefusedError, Rule, Subject
-from pullback.check.trials import Trial, Tried, report_trials, trial_of, trials
+from pullback.check.trials import TriedVariant, Tried, report_trials, trial_of, trials
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
@@ -131,7 +131,7 @@ def _repeats(example: Example) -> bool:
     return any(len(t.unique()) < t.numel() for t in tensors_in(example.args) if is_index(t))
 
 
-def _by_arguments(subject: Subject, trial: Trial) -> Trial:
+def _by_arguments(subject: Subject, trial: TriedVariant) -> TriedVariant:
     """The trial without inputs that are wrong for another argument, at the example's indices."""
     others = trials(subject, "arguments", subject.other_arguments())
     reported_already = {mismatch.name for other in others for mismatch in other.mismatches}
