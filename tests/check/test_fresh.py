@@ -157,8 +157,10 @@ def _lives(pid):
         return False
 
 
-@pytest.mark.parametrize("kind", ["found", "lost"])
-def test_lost_gpu_is_nobodys_error(kind, monkeypatch):
+@pytest.mark.parametrize(
+    "message", [Message("found", 1), isolate.LastWords("an error of ours", True)]
+)
+def test_lost_gpu_is_nobodys_error(message, monkeypatch):
     sent = []
 
     class Outbox:
@@ -171,9 +173,9 @@ def test_lost_gpu_is_nobodys_error(kind, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     monkeypatch.setattr(os, "_exit", lambda code: sys.exit(code))
     with pytest.raises(SystemExit):
-        fresh._tell(Outbox, Message(kind, 1, reason="an error in our own code", is_ours=True))
+        fresh._tell(Outbox, message)
 
-    assert [(m.kind, m.is_ours) for m in sent] == [("lost", False)]
+    assert [m.is_ours for m in sent] == [False]
     assert "the GPU was lost" in sent[0].reason
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check import fresh, isolate, runner, work
+from pullback.check import forked, fresh, isolate, runner, work
 from pullback.check.finding import Rule
 from pullback.check.registered import Registered
 from pullback.check.subject import Subject
@@ -45,9 +45,9 @@ def test_exit_is_a_finding_in_this_process_too():
 def impatient(monkeypatch):
     """A hang is ended after half a second of work, or of rest."""
     monkeypatch.setitem(work.SECONDS, "quick", 0.1)
-    monkeypatch.setattr(isolate, "GRACE", 0.4)
+    monkeypatch.setattr(forked, "GRACE", 0.4)
     monkeypatch.setattr(isolate, "GLANCE", 0.1)
-    monkeypatch.setitem(isolate.IDLE, "quick", 0.5)
+    monkeypatch.setitem(forked.IDLE, "quick", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_death_at_the_example_is_a_finding(target, how, impatient):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("element", "found"), [(isolate.ELEMENT, []), (0.0, ["crash"])])
+@pytest.mark.parametrize(("element", "found"), [(forked.ELEMENT, []), (0.0, ["crash"])])
 def test_large_example_gets_more_time(impatient, monkeypatch, element, found):
     """Before a call was timed, its size says how long it may take."""
-    monkeypatch.setattr(isolate, "GRACE", 0.0)
-    monkeypatch.setattr(isolate, "ELEMENT", element)
+    monkeypatch.setattr(forked, "GRACE", 0.0)
+    monkeypatch.setattr(forked, "ELEMENT", element)
     report = pb.check(torch.sin, (torch.ones(8_000_000),), select=["wrong-factor"], profile="quick")
 
     assert [finding.rule.name for finding in report.findings] == found
@@ -183,7 +183,7 @@ def test_interruption_keeps_what_was_found(monkeypatch):
 
 
 def test_fork_without_autograd_is_replaced_by_a_fresh_worker(monkeypatch):
-    monkeypatch.setattr(isolate, "refusal_here", lambda: "its threads stayed behind")
+    monkeypatch.setattr(forked, "refusal_here", lambda: "its threads stayed behind")
 
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 

@@ -3,7 +3,7 @@
 from torch import fx
 
 from pullback.diagnose import candidate_edits as edits
-from pullback.diagnose.candidate_edits import candidate_edits, give, argument_leaves, swap
+from pullback.diagnose.candidate_edits import argument_leaves, candidate_edits, give, swap
 from pullback.graph.parts import BACKWARD, phase_of
 from tests.diagnose import faulty
 from tests.diagnose.test_edit_search import compared_of

@@ -8,7 +8,7 @@ import torch
 
 from pullback.compose.flow import recorded_units
 from pullback.errors import PlanFileError
-from pullback.plan.fingerprint import redrawn_arguments, arguments_signature, fingerprint_of
+from pullback.plan.fingerprint import arguments_signature, fingerprint_of, redrawn_arguments
 from tests.plan.fakes import leaf
 
 

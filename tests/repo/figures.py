@@ -14,8 +14,9 @@ PACKAGE = SOURCE / "pullback"
 MANY = 4
 """Parameters beyond which a function has many."""
 
-SHARED = {"check", "RULE", "command", "main"}
-"""Names that every file of a kind defines by agreement."""
+SHARED = {"check", "prepare", "render", "serve", "command", "main"}
+"""Names that every file of a kind defines by agreement: rules their `check` and what `prepare`s it,
+formats `render`, what is started in a process of its own `serve`, commands and programs."""
 
 PROTOCOLS = {"pullback.derive.missing"}
 """Modules whose functions are the methods of a protocol (here `function.unwritten.Derivation`)."""
@@ -38,6 +39,11 @@ def folder_of(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
+def is_face(module: str) -> bool:
+    """Whether a module is the `__init__` of a folder of the package, or of the package itself."""
+    return module.count(".") < 2 and _path(module).name == "__init__.py"
+
+
 # ---- names and parameters ----
 
 
@@ -50,9 +56,13 @@ def public_names(tree: ast.Module) -> Iterator[str]:
 
 
 def defined_twice() -> dict[str, list[str]]:
-    """The public names that stand in more than one module, with these."""
+    """The public names that stand in more than one module, with these.
+
+    The verbs at the face of a folder and in `cli` are left out: they import what does the work.
+    """
     places: dict[str, list[str]] = defaultdict(list)
-    for module, tree in trees().items():
+    inner = (m for m in trees() if not (is_face(m) or m in PROTOCOLS or folder_of(m) == "cli"))
+    for module, tree in ((module, trees()[module]) for module in inner):
         for name in dict.fromkeys(public_names(tree)):
             places[name].append(module)
     return {name: found for name, found in sorted(places.items()) if len(found) > 1}

@@ -30,27 +30,17 @@ def test_chain_of_imports_is_as_long_as_it_is():
     assert "pullback.errors" in figures.imports_of(figures.trees()["pullback.derive.returned"])
 
 
-ROOMS = {"capture", "compose", "derive", "emit", "function", "graph", "run"}
-"""The folders in which no public name stands for two things."""
-
-
-def is_public_verb(module):
-    """Whether a module is the face of a folder: its verbs import what does the work."""
-    return (figures.PACKAGE / module.split(".")[-1] / "__init__.py").exists()
-
-
 def test_name_stands_in_one_module():
-    twice = {
-        name: [m for m in modules if not is_public_verb(m) and m not in figures.PROTOCOLS]
-        for name, modules in figures.defined_twice().items()
-    }
-    faults = {
-        name: modules
-        for name, modules in twice.items()
-        if len(modules) > 1 and ROOMS & set(map(figures.folder_of, modules))
-    }
+    assert figures.defined_twice() == {}
 
-    assert faults == {}
+
+def test_name_in_two_modules_is_found(monkeypatch):
+    planted = ast.parse("def planted(): ...\nclass Own: ...\n")
+    monkeypatch.setattr(
+        figures, "trees", lambda: {"pullback.graph.dead": planted, "pullback.run.node": planted}
+    )
+
+    assert set(figures.defined_twice()) == {"planted", "Own"}
 
 
 def test_table_has_a_row_for_each_folder(capsys):

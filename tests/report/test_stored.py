@@ -7,8 +7,7 @@ import pytest
 
 from pullback.check.facts import At, Cotangent, Number, Second, Sheet
 from pullback.check.finding import Finding, Severity
-from pullback.check.proving import Proved
-from pullback.check.report import Accepted
+from pullback.check.report import Accepted, Proved
 from pullback.report.stored import restored_report, stored
 from tests.report.reports import CUT, REPORT, SOUND, VALUES, WRONG
 

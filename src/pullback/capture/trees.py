@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pullback.graph.spelling.expressions import python_literal
+from pullback.graph.literals import python_literal
 
 Spec = pytree.TreeSpec
 

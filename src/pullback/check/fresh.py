@@ -26,17 +26,16 @@ import torch
 
 from pullback.check.confine import Ties, end_group, has_ended, lead, let_end, tie
 from pullback.check.crash_diagnosis import CrashCause
+from pullback.check.forked import IDLE, prepare_compiler, work_of_rule
 from pullback.check.isolate import (
     GARBLED,
-    IDLE,
     Died,
+    LastWords,
     Seen,
     Watch,
     end_of,
     leave,
     limit_memory,
-    prepare_compiler,
-    work_of_rule,
 )
 from pullback.check.kernels.launches import BLOCKING, narrated
 from pullback.check.kernels.sending import sent_by_value
@@ -106,7 +105,7 @@ def packed(job: Job) -> bytes:
 def fresh_messages(
     job: Job, first: int, seconds: float = 0.0, *, is_told: bool = False
 ) -> Iterator[Message]:
-    """As `isolate.messages`, by a worker that was started afresh.
+    """As `forked.messages`, by a worker that was started afresh.
 
     With `is_told` it is one that waits for each launch of a kernel to end, and tells of each call
     and launch before it is made; what the function prints is not shown then.
@@ -124,11 +123,11 @@ def fresh_messages(
             idle = max(limit, IDLE[job.profile])
             watch = Watch(worker.process.pid, limit or work_of_rule(job, seconds), idle, seen)
             message = _received(worker, watch)
+            if isinstance(message, LastWords):
+                raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "ready":
                 limit = START if is_tuning else 0.0
                 continue
-            if message.kind == "lost":
-                raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "accepted":
                 seconds = message.seconds
             is_first = message.kind == "begin" and message.rule == first
@@ -176,10 +175,10 @@ def _waiting() -> Worker | None:
     return None
 
 
-def _received(worker: Worker, watch: Watch) -> Message:
+def _received(worker: Worker, watch: Watch) -> Message | LastWords:
     watch.wait(worker.inbox)
     try:
-        message: Message = worker.inbox.recv()
+        message: Message | LastWords = worker.inbox.recv()
     except EOFError:
         let_end(worker.process.pid)
         if has_ended(worker.process.pid):
@@ -270,17 +269,18 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
             leave(error, lambda message: _tell(outbox, message))
 
 
-def _tell(outbox: Outbox, message: Message) -> None:
+def _tell(outbox: Outbox, message: Message | LastWords) -> None:
     """Send a message; where the GPU is lost, what the last rule says means nothing.
 
     Nor does it matter then whose code the error came out of.
     """
-    if message.kind in ("found", "accepted", "unfit", "lost") and torch.cuda.is_initialized():
+    is_end = isinstance(message, LastWords) or message.kind in ("found", "accepted", "unfit")
+    if is_end and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
             reason = f"the GPU was lost to it: {str(error).splitlines()[0]}"
-            outbox.send(Message("lost", message.rule, reason=reason))
+            outbox.send(LastWords(reason))
             os._exit(81)
     outbox.send(message)
 

@@ -1,35 +1,31 @@
-"""The target may crash: rules are tried in a worker process, and the run goes on without it.
+"""A task in a process of its own, which it may end: a fork of this process, watched.
 
-The worker is a fork of this process, so that any class can be checked, also one defined in a
-function or in a notebook. When it dies, hangs, exits or runs out of memory, the rule it was at gets
-a finding, and a new worker goes on with the next rule. Where a fork is not possible (another
-system, or a GPU already in use by this process), the rules run here, and the report says so.
+As a fork it can be any task, also on a class that is defined in a function or in a notebook. Its
+process may die, hang, exit or run out of memory: what became of it is then said in words.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pullback.check.confine import Fork, end_below
 from pullback.check.wire import GarbledError, Inbox, Outbox, Told
-from pullback.check.work import Job, Message, last_words, seconds_of_rule, work
-from pullback.judge.progress import Progress, shared_progress
-from pullback.run.lower import compile_privately
+from pullback.judge.progress import Progress
+from pullback.judge.run import describe
 
-# A rule is asked to end after `work.seconds_of_rule`. It is ended after so many seconds of work
-# more, and after the time of so many calls more; or when it has done nothing for so many seconds.
-GRACE = 4.0
-CALLS = 20
-IDLE = {"quick": 5.0, "standard": 8.0, "deep": 60.0}
-ELEMENT = 20e-9  # seconds that a call may take for each element of its arguments
+# Where code of ours and of PyTorch stands.
+OURS = str(Path(__file__).resolve().parents[1])
+TORCH = str(Path(str(torch.__file__)).parent)
+
 CROWDED = 10  # times as long by the clock, where the machine has much else to do
 TUNING = 60.0  # seconds that the compilation or one trial of a kernel may take
 GLANCE = 0.5  # seconds between two looks at a silent worker
@@ -64,6 +60,14 @@ class Died(Exception):
         self.is_slow = is_slow
 
 
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """The last word of a process that an error has ended; `is_ours`: it is one of the checker's."""
+
+    reason: str
+    is_ours: bool = False
+
+
 class CannotForkError(Exception):
     """A forked worker cannot run autograd here; the message says why."""
 
@@ -75,42 +79,6 @@ def can_fork() -> str:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return "this process uses a GPU, which a forked worker cannot"
     return ""
-
-
-def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
-    """What one worker says, from rule number `first` on; raises `Died` where it ends early.
-
-    `seconds` is how long one call takes, where that is known already.
-    """
-    seen = Seen(shared_progress(), max(example.size for example in job.examples))
-    try:
-        fork = Fork(lambda outbox: _worker(job, outbox, first), Told())
-    except OSError as error:
-        raise CannotForkError(f"no process could be started: {error.strerror or error}") from None
-    try:
-        while True:
-            busy = work_of_rule(job, seconds)
-            message = said(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
-            if message.kind == "refused":
-                raise CannotForkError(message.reason)
-            if message.kind == "lost":
-                raise Died(message.reason, is_ours=message.is_ours)
-            if message.kind == "accepted":
-                seconds = message.seconds
-            yield message
-            if message.kind in ("end", "unfit"):
-                return
-    finally:
-        fork.stop()
-
-
-def work_of_rule(job: Job, call: float) -> float:
-    """The seconds of work after which a rule that was asked to end is ended.
-
-    `call` is how long one call takes, or 0 until one was timed.
-    """
-    call = call or ELEMENT * max(example.size for example in job.examples)
-    return seconds_of_rule(job.profile, 0.0, call) + GRACE + CALLS * call
 
 
 def said(fork: Fork, watch: Watch) -> Any:
@@ -138,7 +106,7 @@ def answer_of(task: Callable[[], Any], seconds: float = 30.0) -> Any:
         answer = said(fork, Watch(fork.pid, seconds, seconds))
     finally:
         fork.stop()
-    if isinstance(answer, Message):
+    if isinstance(answer, LastWords):
         raise Died(answer.reason, is_ours=answer.is_ours)
     return answer
 
@@ -248,32 +216,8 @@ def memory_of(pid: int) -> int:
         return 0
 
 
-def _worker(job: Job, outbox: Outbox, first: int) -> None:
-    """The life of a worker: it ends with `os._exit`, so that nothing of the parent's is run."""
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        limit_memory()
-        gc.freeze()  # what the parent holds is not looked at by the collections of the rules
-        refusal = refusal_here()
-        if refusal:
-            outbox.send(Message("refused", reason=refusal))
-        else:
-            prepare_compiler(job)
-            work(job, outbox.send, first)
-    except BaseException as error:
-        leave(error, outbox.send)
-    end_below(os.getpid())
-    os._exit(0)
-
-
-def prepare_compiler(job: Job) -> None:
-    """Let rules that load what Inductor compiles do so from folders of this user's own."""
-    if job.profile == "deep" and any(one.rule.group == "compile" for one in job.rules):
-        compile_privately()
-
-
-def leave(error: BaseException, tell: Callable[[Message], Any]) -> None:
-    """End a worker that an error has come out of, with a last message on it where one is needed."""
+def leave(error: BaseException, tell: Callable[[LastWords], Any]) -> None:
+    """End a process that an error has come out of, with a last message where one is needed."""
     end_below(os.getpid())
     if isinstance(error, MemoryError):
         os._exit(77)
@@ -283,6 +227,19 @@ def leave(error: BaseException, tell: Callable[[Message], Any]) -> None:
         tell(last_words(error))
     finally:
         os._exit(80)
+
+
+def last_words(error: BaseException) -> LastWords:
+    """What is told of an error that nobody has expected: whose it is, its type and its text."""
+    is_ours = isinstance(error, Exception) and blamed_file(error).startswith(OURS)
+    told = describe(error)
+    return LastWords(told if is_ours else f"it raised {told}", is_ours)
+
+
+def blamed_file(error: BaseException) -> str:
+    """The file of the code that ran last before PyTorch's: the error is of who wrote that."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
 
 
 def refusal_here() -> str:

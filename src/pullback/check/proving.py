@@ -8,10 +8,10 @@ by profile; what it raises is not told.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pullback.check.finding import Finding, Severity, Skip
 from pullback.check.isolate import Died, answer_of
+from pullback.check.report import Proved
 from pullback.check.subject import Subject
 from pullback.check.work import SEED, Job
 from pullback.function.isolation import drawing_from
@@ -19,21 +19,6 @@ from pullback.function.isolation import drawing_from
 # Seconds of work to search for a proof, by profile.
 SECONDS = {"quick": 0.0, "standard": 2.0, "deep": 20.0}
 PATIENCE = 3.0  # times as much work, or as long at rest, and the search is ended
-
-
-@dataclass(frozen=True, slots=True)
-class Proved:
-    """What a search for a proof came to.
-
-    `gradients` are the inputs whose gradients are right for all inputs, for the shapes of `scope`
-    and but for the `provisos`; `unknown` are the others, and `reason` says why.
-    """
-
-    gradients: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    scope: str = ""
-    provisos: tuple[str, ...] = ()
-    reason: str = ""
 
 
 def proved_of(job: Job, results: Iterable[Finding | Skip], *, is_here: bool) -> Proved | None:

@@ -52,7 +52,7 @@ _known: WeakKeyDictionary[Subject, _Known] = WeakKeyDictionary()
 
 
 def faults_of(*args: Any, **options: Any) -> Any:
-    """As `diagnose.diagnosis.diagnose`, with which comes Dynamo: the quick profile needs neither."""
+    """As `diagnose.diagnosis.diagnose`; it imports Dynamo, which the quick profile does without."""
     from pullback.diagnose.diagnosis import diagnose
 
     return diagnose(*args, **options)

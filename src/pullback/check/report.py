@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 from pullback.check.finding import Finding, Severity, Skip
-from pullback.check.proving import Proved
 from pullback.graph.cost import bytes_text
 
 BLIND = (
@@ -19,6 +18,21 @@ BLIND = (
 
 ABOVE = "the error above comes first"
 MOST = 3  # examples that are shown, and rules of those that were not tried
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What a search for a proof came to.
+
+    `gradients` are the inputs whose gradients are right for all inputs, for the shapes of `scope`
+    and but for the `provisos`; `unknown` are the others, and `reason` says why.
+    """
+
+    gradients: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    scope: str = ""
+    provisos: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

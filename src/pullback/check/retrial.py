@@ -157,7 +157,9 @@ def by_masks(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedV
 
 
 def _unlike(
-    found: Iterable[TriedVariant], is_meant: Callable[[Tensor], bool], others: Callable[[], list[TriedVariant]]
+    found: Iterable[TriedVariant],
+    is_meant: Callable[[Tensor], bool],
+    others: Callable[[], list[TriedVariant]],
 ) -> Iterator[TriedVariant]:
     """The trials, without inputs that are wrong in the others too, if they have such a tensor."""
     for trial in found:
@@ -173,7 +175,9 @@ def set_aside(subject: Subject) -> list[TriedVariant]:
     return list(subject.trials.get(ASIDE, ()))
 
 
-def _without(subject: Subject, found: Iterable[TriedVariant], retry: Retry) -> Iterator[TriedVariant]:
+def _without(
+    subject: Subject, found: Iterable[TriedVariant], retry: Retry
+) -> Iterator[TriedVariant]:
     for trial in found:
         kept: list[Mismatch] = []
         for mismatch in trial.mismatches:
@@ -205,7 +209,9 @@ def _of_values(subject: Subject, trial: TriedVariant, mismatch: Mismatch) -> Tri
     return other if other is not None and other.mismatches else None
 
 
-def _constant(subject: Subject, old: Example, new: Example, mismatch: Mismatch) -> TriedVariant | None:
+def _constant(
+    subject: Subject, old: Example, new: Example, mismatch: Mismatch
+) -> TriedVariant | None:
     """The trial in the old shapes with equal entries where the new one has a single one."""
     made = replace(old, label="other values")
     for i in old.differentiable:

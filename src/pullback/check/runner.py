@@ -17,16 +17,17 @@ from pullback.check.confirm import confirmed
 from pullback.check.crash import RULE as CRASH
 from pullback.check.crash_diagnosis import CrashCause, cause_of
 from pullback.check.finding import Finding, Severity, Skip
+from pullback.check.forked import messages
 from pullback.check.fresh import CannotSendError, fresh_messages
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
-from pullback.check.isolate import CannotForkError, Died, can_fork, messages
+from pullback.check.isolate import CannotForkError, Died, can_fork
 from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
-from pullback.check.proving import Proved, proved_of
+from pullback.check.proving import proved_of
 from pullback.check.ranks.runner import check_ranks
-from pullback.check.report import Report
+from pullback.check.report import Proved, Report
 from pullback.check.rules import Registered, selected
 from pullback.check.surrogates import Surrogate
 from pullback.check.surroundings import require_plain_inputs, usual_modes

@@ -25,10 +25,10 @@ from pullback.check.finding import Skip as Skip
 from pullback.check.inputs.arguments import arguments_of
 from pullback.check.inputs.relations import (
     Relation,
+    allowed_tangents,
     broken_by,
     relations_of,
     restored,
-    allowed_tangents,
 )
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.kernels.tuning import worked

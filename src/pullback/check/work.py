@@ -15,6 +15,7 @@ from torch.autograd.function import BackwardCFunction
 
 from pullback.check.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
+from pullback.check.isolate import OURS, TORCH, blamed_file
 from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
@@ -26,10 +27,7 @@ from pullback.function.isolation import drawing_from
 from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe
 
-# Where code of ours, of PyTorch, and of its calls of ops stands.
-OURS = str(Path(__file__).resolve().parents[1])
-TORCH = str(Path(str(torch.__file__)).parent)
-OPS = str(Path(TORCH, "_ops.py"))
+OPS = str(Path(TORCH, "_ops.py"))  # where PyTorch calls ops
 
 # Seconds of work that one rule may take before it is asked to end, by profile, and how many times
 # as long it may take by the clock, for functions that wait: a busy machine makes no difference.
@@ -71,8 +69,7 @@ class Message:
     why. "noted" is something for the notes of the report. "intent" names gradients that are
     surrogates by their shape, and relations between the arguments that all examples keep. "calling"
     and "launching" tell of a call with these arguments, and of a kernel, that come next, where that
-    was asked for. "refused" is a fork without autograd, and "lost" the last word of a worker that
-    an error has ended: `is_ours` says that it is one of the checker's.
+    was asked for. "refused" is a fork without autograd.
     """
 
     kind: str
@@ -85,7 +82,6 @@ class Message:
     inside: tuple[str, ...] = ()
     surrogates: tuple[Surrogate, ...] = ()
     relations: tuple[str, ...] = ()
-    is_ours: bool = False
 
 
 Tell = Callable[[Message], Any]
@@ -208,18 +204,9 @@ def _is_of_function(error: BaseException, registered: Registered, target: Target
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     if target.is_op and files and files[-1] == OPS:
         return True
-    last = next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
+    last = blamed_file(error)
     own = getattr(getattr(registered.check, "__code__", None), "co_filename", OURS)
     return last != own and not last.startswith((OURS, "<"))
-
-
-def last_words(error: BaseException) -> Message:
-    """What is told of an error that no rule has expected: whose it is, its type and its text."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    last = next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
-    is_ours = isinstance(error, Exception) and last.startswith(OURS)
-    told = describe(error)
-    return Message("lost", reason=f"{told}" if is_ours else f"it raised {told}", is_ours=is_ours)
 
 
 def _completed(result: Finding | Skip, registered: Registered, subject: Subject) -> Finding | Skip:

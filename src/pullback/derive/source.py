@@ -31,8 +31,8 @@ from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text
 from pullback.graph.copies import graph_returning
+from pullback.graph.literals import python_literal
 from pullback.graph.simplify.sizes import read_numbers
-from pullback.graph.spelling.expressions import python_literal
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from pullback.capture.trees import unflatten
-from pullback.diagnose.candidate_edits import CandidateEdit, built, candidate_edits, argument_leaves
+from pullback.diagnose.candidate_edits import CandidateEdit, argument_leaves, built, candidate_edits
 from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.diagnose.scope import DERIVED, NUMBER, NamedValue, Scope
 from pullback.diagnose.verifier import Verifier

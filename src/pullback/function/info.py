@@ -24,7 +24,13 @@ from pullback.function.forward import make_run
 from pullback.function.gradients import by_name
 from pullback.function.keeping import KeepingContext
 from pullback.function.needs import NeedsInputGrad
-from pullback.function.signature import REQUIRED, Signature, forward_signature, state_of
+from pullback.function.signature import (
+    REQUIRED,
+    Signature,
+    forward_signature,
+    is_translated,
+    state_of,
+)
 from pullback.function.slots import (
     c_apply,
     hidden_from_dynamo,
@@ -33,7 +39,6 @@ from pullback.function.slots import (
     no_vjp,
     unseen,
 )
-from pullback.function.translation import is_translated
 from pullback.function.unwritten import (
     derived,
     filled,

@@ -19,12 +19,23 @@ from pullback.errors import ApplyArgumentsError
 from pullback.function.generated import codes_in
 from pullback.function.slots import no_setup_context
 
+METHODS = ("forward", "setup_context", "backward", "vjp", "jvp")
 REQUIRED: Any = inspect.Parameter.empty
 
 
 def has_setup_context(cls: type) -> bool:
     """Whether `cls` is written with `setup_context`."""
     return getattr(cls, "setup_context", None) is not no_setup_context
+
+
+def is_translated(cls: type) -> bool:
+    """Whether foreign callers see methods of `cls` that are not the user's own."""
+    return any(own_method(getattr(cls, name)) is not getattr(cls, name) for name in METHODS)
+
+
+def own_method(method: Any) -> Any:
+    """The user's own method, also where a base class has it translated already."""
+    return getattr(method, "_pullback_user", method)
 
 
 def source_place(function: Any) -> str:

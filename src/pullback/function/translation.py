@@ -24,7 +24,7 @@ from pullback.function.foreign import (
 )
 from pullback.function.generated import run_text
 from pullback.function.gradients import by_name
-from pullback.function.signature import Signature, codes_of, written_function
+from pullback.function.signature import METHODS, Signature, codes_of, own_method, written_function
 from pullback.function.unwritten import leaves_some
 
 _OUR_NAMES = {
@@ -33,8 +33,7 @@ _OUR_NAMES = {
     "get_and_bump_dirty",
     "get_non_differentiable",
 }
-_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp")
-_UNWRITTEN = tuple(getattr(TorchFunction, name) for name in _METHODS)
+_UNWRITTEN = tuple(getattr(TorchFunction, name) for name in METHODS)
 
 
 # ---- which classes need translating ----
@@ -78,7 +77,7 @@ def _builds_mapping(function: Any) -> bool:
 
 def translated(cls: Any, signature: Signature) -> dict[str, Any]:
     """The methods of `cls` that foreign callers are to see in place of the user's."""
-    written = {name: _written(getattr(cls, name, None)) for name in _METHODS}
+    written = {name: own_method(getattr(cls, name, None)) for name in METHODS}
     own = any(_mentions(function) for function in written.values())
     own = own or _builds_mapping(written["backward"]) or _builds_mapping(written["vjp"])
     completes = leaves_some(cls)
@@ -97,16 +96,6 @@ def translated(cls: Any, signature: Signature) -> dict[str, Any]:
         methods["jvp"] = _same_parameters(written["jvp"], "_pb_view({0})", see)
     changed = {name: method for name, method in methods.items() if method is not written[name]}
     return {name: staticmethod(method) for name, method in changed.items()}
-
-
-def is_translated(cls: Any) -> bool:
-    """Whether foreign callers see methods of `cls` that are not the user's own."""
-    return any(_written(getattr(cls, n)) is not getattr(cls, n) for n in _METHODS)
-
-
-def _written(method: Any) -> Any:
-    """The user's own method, also where a base class has it translated already."""
-    return getattr(method, "_pullback_user", method)
 
 
 def _setup(setup_context: Any, opened: Callable[..., Any]) -> Any:

@@ -13,7 +13,7 @@ from pullback.plan import figure, store, text
 from pullback.plan.build import build_candidate
 from pullback.plan.choice import follow
 from pullback.plan.evidence import PlanEvidence, Sized
-from pullback.plan.fingerprint import redrawn_arguments, fingerprint_of
+from pullback.plan.fingerprint import fingerprint_of, redrawn_arguments
 from pullback.plan.measurements import NESTED, Measurement, PlanCandidate, front
 from pullback.plan.sized_program import sized_program
 

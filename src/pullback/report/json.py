@@ -15,8 +15,7 @@ from typing import Any
 from pullback.check.facts import About, Both, Number, Second, Thing, Value
 from pullback.check.facts import number as shown
 from pullback.check.finding import PROFILES, Finding, Rule, Severity
-from pullback.check.proving import Proved
-from pullback.check.report import Accepted, Report
+from pullback.check.report import Accepted, Proved, Report
 from pullback.errors import PullbackError
 from pullback.report.outcome import Remark
 

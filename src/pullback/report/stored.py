@@ -10,8 +10,7 @@ from typing import Any
 
 from pullback.check import facts
 from pullback.check.finding import Finding, Rule, Severity, Skip
-from pullback.check.proving import Proved
-from pullback.check.report import Accepted, FunctionUse, Report
+from pullback.check.report import Accepted, FunctionUse, Proved, Report
 from pullback.judge.run import Raised
 
 KNOWN: dict[str, Any] = {

@@ -35,7 +35,7 @@ from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.registered import Registered
 from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
 from pullback.check.subject import Rule, Subject
-from pullback.check.trials import TriedVariant, Tried, report_trials, trials
+from pullback.check.trials import Tried, TriedVariant, report_trials, trials
 from pullback.judge.example import Example
 
 

@@ -142,7 +142,9 @@ def _is_one_hot(tensor: Tensor, index: Tensor) -> bool:
     return False
 
 
-def _beyond_autograd(subject: Subject, example: Example, kept: SavedRun) -> Iterator[Finding | Skip]:
+def _beyond_autograd(
+    subject: Subject, example: Example, kept: SavedRun
+) -> Iterator[Finding | Skip]:
     mine, own = _bytes(kept.saved), _bytes(kept.own)
     if own < SMALL:
         return

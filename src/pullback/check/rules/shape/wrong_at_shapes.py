@@ -25,7 +25,7 @@ from pullback.check.inputs.shapes import (
 from pullback.check.registered import Registered
 from pullback.check.retrial import by_indices, by_shape
 from pullback.check.subject import ForwardRefusedError, Rule, Subject
-from pullback.check.trials import TriedVariant, Tried, report_trials, trial_of, trials
+from pullback.check.trials import Tried, TriedVariant, report_trials, trial_of, trials
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
