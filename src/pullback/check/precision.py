@@ -34,14 +34,14 @@ class Precision:
 
 
 def precisions(
-    subject: Subject, example: Example, cotangents: Cotangents | None = None, draw: int = 0
+    subject: Subject, example: Example, cotangents: Cotangents | None = None
 ) -> Iterator[Precision]:
     """How precise each gradient is for an example in low precision; nothing where unknown."""
     try:
         called = subject.run(example)
         if not called.live:
             return
-        given = subject.cotangents(called, draw) if cotangents is None else cotangents
+        given = subject.cotangents(called) if cotangents is None else cotangents
         grads = called.pull(copies_of(given))
         exact = subject.run(example.double())
         wide = tuple(None if c is None else c.detach().double() for c in given)

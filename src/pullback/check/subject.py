@@ -250,21 +250,13 @@ class Subject:
 
     # ---- judgements ----
 
-    def judge(
-        self,
-        example: Example | None = None,
-        *,
-        draw: int = 0,
-        cotangents: Sequence[Tensor | None] | None = None,
-        needs: Iterable[int] | None = None,
-    ) -> list[Mismatch]:
+    def judge(self, example: Example | None = None, *, draw: int = 0) -> list[Mismatch]:
         """The gradients that are wrong, beyond doubt, in one run; declared surrogates left out.
 
         Raises `ForwardRefusedError` or `BackwardFailedError` as the user's code does.
         """
-        called = self.run(example, needs=needs)
-        if cotangents is None:
-            cotangents = self.cotangents(called, draw)
+        called = self.run(example)
+        cotangents = self.cotangents(called, draw)
         return self.mismatches(called, cotangents, called.pull(copies_of(cotangents)))
 
     def mismatches(

@@ -177,7 +177,6 @@ def reported(
     rule: Rule,
     found: Iterable[TriedVariant],
     fix: str,
-    why: str = "",
     *,
     is_elsewhere: bool = False,
 ) -> Iterator[Finding]:
@@ -207,7 +206,7 @@ def reported(
                 continue  # the caller says what the gradient is
             if is_new(subject, rule, mismatch.name, is_spoiled=_is_spoiled(subject, mismatch)):
                 facts = _proviso(subject, mismatch)
-                yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why, **facts)
+                yield subject.mismatched(rule, mismatch, trial.example, fix=fix, **facts)
 
 
 def _proviso(subject: Subject, mismatch: Mismatch) -> dict[str, Any]:

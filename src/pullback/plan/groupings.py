@@ -70,23 +70,21 @@ class Groupings:
         return sorted(self.groups, key=key)
 
 
-def groupings_of(
-    before: Sequence[Collection[int]], *, sets: int = SETS, groups: int = GROUPS
-) -> Groupings:
+def groupings_of(before: Sequence[Collection[int]]) -> Groupings:
     """The groupings of units, where `before[n]` are those that unit n waits for.
 
-    At most `groups` groups between at most `sets` sets are considered. Where there are more, only
+    At most `GROUPS` groups between at most `SETS` sets are considered. Where there are more, only
     units that stand next to each other share a group, and if need be only so many of them.
     """
     count = len(before)
-    found = _done_sets([_bits(b) for b in before], sets)
+    found = _done_sets([_bits(b) for b in before])
     if found is not None:
-        masks = _steps(found, groups)
+        masks = _steps(found)
         if masks is not None:
             kind = "consecutive" if len(found) == count + 1 else "convex"
             return Groupings(count, found, _sorted(masks), f"all {len(masks)} {kind} groups")
     prefixes = tuple(2**n - 1 for n in range(count + 1))
-    longest = _longest(count, groups)
+    longest = _longest(count)
     rows = [(a, b) for b in range(1, count + 1) for a in range(b) if b - a in (count, *longest)]
     intervals = tuple(tuple(range(a, b)) for a, b in rows)
     words = f"{len(intervals)} groups of consecutive units"
@@ -135,7 +133,7 @@ def _bits(units: Collection[int]) -> int:
     return sum(1 << unit for unit in units)
 
 
-def _done_sets(before: Sequence[int], limit: int) -> tuple[int, ...] | None:
+def _done_sets(before: Sequence[int]) -> tuple[int, ...] | None:
     """Every set of units that has what it waits for, smaller ones first; None if too many."""
     found, edge = [0], [0]
     while edge:
@@ -147,25 +145,25 @@ def _done_sets(before: Sequence[int], limit: int) -> tuple[int, ...] | None:
         )
         edge = list(further)
         found += edge
-        if len(found) > limit:
+        if len(found) > SETS:
             return None
     return tuple(found)
 
 
-def _steps(sets: Sequence[int], limit: int) -> set[int] | None:
+def _steps(sets: Sequence[int]) -> set[int] | None:
     """What can be added to one set to give another; None if there is too much."""
     found: set[int] = set()
     for place, into in enumerate(sets):
         found |= {into ^ start for start in sets[:place] if start & into == start}
-        if len(found) > limit:
+        if len(found) > GROUPS:
             return None
     return found
 
 
-def _longest(count: int, limit: int) -> range:
-    """The lengths from one on whose intervals in a row of `count` are at most `limit`."""
+def _longest(count: int) -> range:
+    """The lengths from one on whose intervals in a row of `count` are at most `GROUPS`."""
     length, total = 1, count
-    while length < count and total + count - length <= limit:
+    while length < count and total + count - length <= GROUPS:
         total += count - length
         length += 1
     return range(1, length + 1)
