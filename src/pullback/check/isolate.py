@@ -233,7 +233,7 @@ def last_words(error: BaseException) -> LastWords:
     """What is told of an error that nobody has expected: whose it is, its type and its text."""
     is_ours = isinstance(error, Exception) and blamed_file(error).startswith(OURS)
     told = describe(error)
-    return LastWords(told if is_ours else f"it raised {told}", is_ours)
+    return LastWords(f"{told}" if is_ours else f"it raised {told}", is_ours)
 
 
 def blamed_file(error: BaseException) -> str:
