@@ -225,7 +225,7 @@ def rounded_truths(
         coarse = example.map(partial(_rounded, dtype), "")
         try:
             called = call_once(call, coarse.double(), draw, gradients=gradients, asked=plain)
-        except Exception:
+        except Exception:  # the reference refuses such numbers: no truth of this kind
             continue
         found[name] = [None if t is None else wide_of(t) for t in called.tensors]
     return found
@@ -244,7 +244,7 @@ def _wide(
     """The same call in float64; None where the reference computes in another dtype by itself."""
     try:
         called = call_once(call, example.double(), draw, gradients=gradients, asked=plain.outputs)
-    except Exception:
+    except Exception:  # the reference serves no float64
         return None
     wide = (torch.float64, torch.complex128)
     same = [(a, b) for a, b in zip(called.outputs, plain.outputs, strict=False) if can_differ(b)]

@@ -211,7 +211,7 @@ def _loaded(path: str) -> list[Tensor | None] | None:
     """The tensors in a file that a candidate wrote; None where there is something else."""
     try:
         found = torch.load(Path(path), weights_only=True)
-    except Exception:
+    except Exception:  # a candidate may write anything into it
         return None
     is_fine = isinstance(found, list) and all(t is None or isinstance(t, Tensor) for t in found)
     return found if is_fine else None

@@ -48,7 +48,7 @@ def _holds(cause: Cause, finding: Finding) -> bool:
     """Whether a cause holds; not where it fails to say, as one of another package may."""
     try:
         return cause.holds(finding)
-    except Exception:
+    except Exception:  # code of another package: the finding stands by itself
         return False
 
 

@@ -237,7 +237,7 @@ def _is_inside(subject: Subject, example: Example, cotangents: Cotangents) -> bo
     curve = subject.reference.curve(example, cotangents, along)
     try:
         return all(math.isfinite(curve(step)) for step in (1e-3, -1e-3, 1e-6, -1e-6))
-    except Exception:
+    except Exception:  # forward refuses what is next to the example
         return False
 
 

@@ -219,7 +219,7 @@ class Point:
                 if not any(outputs[k].requires_grad for k in self.live):
                     return None
                 return self._twice(outputs, leaves)
-        except Exception:
+        except Exception:  # forward cannot be run as plain ops: no truth to compare with
             return None
 
     def _twice(self, outputs: list[Tensor], leaves: list[Tensor]) -> list[Tensor | None]:
@@ -289,7 +289,7 @@ class Point:
             if not estimate.is_known:
                 return UNKNOWN
             left, right = (one_sided(curve, STEP, noise, sign) for sign in (-1, 1))
-        except Exception:
+        except Exception:  # a step leaves what forward serves
             return UNKNOWN
         if not (left.is_known and right.is_known):
             return UNKNOWN

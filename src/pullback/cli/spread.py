@@ -181,7 +181,7 @@ def _work(
                 break
             pipe.send(("begin", number, None))
             pipe.send(("done", number, _done(task, number)))
-    except BaseException:
+    except BaseException:  # also SystemExit: whoever waits sees the exit code
         sys.stdout.flush()
         os._exit(80)
     sys.stdout.flush()

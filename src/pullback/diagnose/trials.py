@@ -86,7 +86,7 @@ class Trials:
             gradients = [g for g in (*first.expected, *first.got) if g is not None]
             self.is_rough = precision.of(gradients) > FINEST
             return replace(first, is_rough=self.is_rough)
-        except Exception:
+        except Exception:  # it does not serve float64: as it was given then
             self.given, self.used = given, ()
             return self._run(self._own(), 0)
 
@@ -211,7 +211,7 @@ class Trials:
         """A run of both, or None where one of them raises, or returns what has no right shape."""
         try:
             trial = self._run(tensors, number)
-        except Exception:
+        except Exception:  # the refusal of either is the answer
             return None
         # As good as raising, for sizes that backward was not written for.
         return None if trial.misfits - self.all[0].misfits else trial

@@ -117,7 +117,7 @@ class Reference:
         """
         try:
             return self.derived(example, cotangents, wanted) or None
-        except Exception:
+        except Exception:  # what autograd refuses has no reference
             return None
 
     def derived(
@@ -145,7 +145,7 @@ class Reference:
             args = example.fresh(needs=frozenset())
             try:
                 self._lost[position] = not is_followed(self.call, args, position)
-            except Exception:
+            except Exception:  # it cannot be followed: nothing is known to be lost
                 self._lost[position] = False
         return self._lost[position]
 
@@ -204,7 +204,7 @@ class Reference:
         """The derivative of `curve` at 0, with its error."""
         try:
             return central(self.curve(example, cotangents, direction), step, self.noise_of(example))
-        except Exception:
+        except Exception:  # a step leaves what forward serves
             return UNKNOWN
 
     def sides(
@@ -219,7 +219,7 @@ class Reference:
         noise = self.noise_of(example)
         try:
             return one_sided(curve, step, noise, -1), one_sided(curve, step, noise, 1)
-        except Exception:
+        except Exception:  # a step leaves what forward serves
             return UNKNOWN, UNKNOWN
 
     def noise_of(self, example: Example) -> float:

@@ -130,7 +130,7 @@ class CounterexampleSearch:
         """What both programs give at a point; nothing if one of them cannot run there."""
         try:
             return {hand: self.view.run(point, hand=hand) for hand in (True, False)}
-        except Exception:
+        except Exception:  # the refusal is the answer
             return {}
 
     def _judge(self, key: Key, values: _Both, elements: Sequence[_Element], ran: Ran) -> None:

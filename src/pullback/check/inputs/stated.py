@@ -154,7 +154,7 @@ def _holds(says: Callable[..., Any], *args: Any) -> bool:
     """What a user's function says; one that cannot tell of these arguments says no."""
     try:
         return bool(says(*args))
-    except Exception:
+    except Exception:  # the user's code, called with what it may not expect
         return False
 
 

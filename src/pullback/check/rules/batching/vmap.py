@@ -175,7 +175,7 @@ def _takes(subject: Subject, samples: list[list[Any]], in_dims: tuple[int | None
     """Whether PyTorch can batch forward by itself."""
     try:
         _batched(subject.reference.program, samples, in_dims)
-    except Exception:
+    except Exception:  # an op of the user's without a rule: its refusal is the answer
         return False
     return True
 
@@ -229,7 +229,7 @@ def vmap_of_gradient(subject: Subject) -> Iterator[Finding | Skip]:
     except Exception as error:
         try:
             _batched_gradient(subject.reference.program, subject, samples)
-        except Exception:
+        except Exception:  # PyTorch raises many types where it cannot batch
             yield Skip.refused(
                 VMAP_OF_GRADIENT, "PyTorch cannot batch this gradient either", describe(error)
             )

@@ -251,7 +251,7 @@ def _casts(subject: Subject, example: Example) -> bool:
     try:
         with torch.no_grad(), seeded(), _Casts([args[i] for i in example.differentiable]) as seen:
             subject.target.call(*args)
-    except Exception:
+    except Exception:  # forward refuses it: nothing is known
         return False
     return bool(seen.is_cast)
 
