@@ -12,7 +12,7 @@ import pytest
 from pullback.check import confine
 from pullback.check.confine import Fork, tie
 from pullback.check.isolate import GARBLED, Died, Watch, answer_of, said
-from pullback.check.wire import MOST, Told
+from pullback.check.wire import MOST, PrintedOutput
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks are those of Unix")
 
@@ -50,7 +50,7 @@ def test_worker_ends_with_its_parent(name):
     if not parent:
         with contextlib.suppress(BaseException):
             signal.signal(getattr(signal, name), signal.SIG_DFL) if name != "SIGKILL" else None
-            fork = Fork(spin, Told(0))
+            fork = Fork(spin, PrintedOutput(0))
             os.write(write, " ".join(map(str, next_of(fork))).encode())
             os.kill(os.getpid(), getattr(signal, name))
             time.sleep(60)
@@ -65,7 +65,7 @@ def test_worker_ends_with_its_parent(name):
 
 
 def test_what_a_worker_started_ends_with_it():
-    fork = Fork(spin, Told(0))
+    fork = Fork(spin, PrintedOutput(0))
     pid, sleeper = next_of(fork)
     before = lives(pid), lives(sleeper)
     fork.stop()
@@ -87,7 +87,7 @@ def test_what_left_the_group_ends_with_the_worker(is_orphan):
         outbox.send(int(daemon.stdout.readline()))
         time.sleep(600)
 
-    fork = Fork(start_daemon, Told(0))
+    fork = Fork(start_daemon, PrintedOutput(0))
     daemon = next_of(fork)
     before = lives(daemon)
     fork.stop()
@@ -102,7 +102,7 @@ def test_end_of_a_worker_is_seen_while_its_children_live():
             time.sleep(600)  # it has all ends of the pipes
         os._exit(3)
 
-    fork = Fork(leave, Told(0))
+    fork = Fork(leave, PrintedOutput(0))
     start = time.monotonic()
 
     with pytest.raises(Died, match="it exited with code 3"):
@@ -119,7 +119,7 @@ def test_what_is_printed_goes_to_stderr_up_to_a_limit(capsys):
             print("x" * 1000)
         outbox.send(sys.stdin.read())
 
-    fork = Fork(prints, Told())
+    fork = Fork(prints, PrintedOutput())
     read = next_of(fork)
     fork.stop()
     out, err = capsys.readouterr()
@@ -135,7 +135,7 @@ def test_garbage_in_the_pipe_is_told():
         os.write(outbox._end, b"hello, world: no message")
         time.sleep(600)
 
-    fork = Fork(writes, Told(0))
+    fork = Fork(writes, PrintedOutput(0))
     with pytest.raises(Died, match=GARBLED):
         next_of(fork)
     fork.stop()

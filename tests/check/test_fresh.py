@@ -16,7 +16,7 @@ from torch.autograd import Function
 import pullback as pb
 from pullback.check import fresh, isolate, runner
 from pullback.check.confine import tie
-from pullback.check.wire import Told
+from pullback.check.wire import PrintedOutput
 from pullback.check.work import Message
 from pullback.errors import TargetError
 from pullback.judge.progress import Progress
@@ -184,7 +184,7 @@ def test_worker_of_another_process_is_left_alone(monkeypatch):
     ties = tie()
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     ours, theirs = Pipe()
-    inbox = ties.inbox(process.pid, Told())
+    inbox = ties.inbox(process.pid, PrintedOutput())
     worker = fresh.Worker(process, ours, ties, inbox, Progress(), owner=os.getpid() + 1)
     monkeypatch.setattr(fresh, "_idle", [worker, worker])
 

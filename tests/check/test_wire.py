@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pullback.check.wire import GarbledError, Inbox, Outbox, Told
+from pullback.check.wire import GarbledError, Inbox, Outbox, PrintedOutput
 
 TOKEN = b"12345678"
 
@@ -14,7 +14,7 @@ def wire():
     """The inbox, the outbox, and the end to write to."""
     (said, end), (printed, other) = os.pipe(), os.pipe()
     has_ended = []
-    inbox = Inbox(said, printed, TOKEN, lambda: bool(has_ended), Told())
+    inbox = Inbox(said, printed, TOKEN, lambda: bool(has_ended), PrintedOutput())
     yield inbox, Outbox(end, TOKEN), end, has_ended
     for one in (said, end, printed, other):
         try:

@@ -1,4 +1,4 @@
-"""Causes before echoes: one defect is reported once, by the rule that names its cause.
+"""Deduplication: one defect is reported once, by the rule that names its cause.
 
 A function that overwrites its cotangent, reads memory that nobody wrote, or remembers earlier calls
 gives wrong numbers wherever numbers are compared, so that a dozen rules find it. The `EXPLAINS` of
@@ -25,7 +25,7 @@ def all_causes() -> list[tuple[str, Cause]]:
 
 
 def by_cause(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings with echoes folded into their causes: causes first, then by severity, code."""
+    """One finding for each defect, with what follows from it: causes first, then by severity."""
     order = list(Severity)
     left = sorted(findings, key=lambda f: (order.index(f.weight), f.rule.code))
     causes: list[Finding] = []
@@ -33,12 +33,12 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
         own = [f for f in left if f.rule.name == name and _holds(cause, f)]
         if not own:
             continue
-        echoes = [f for f in left if cause.is_behind(own[0], f)]
-        if echoes:
-            also = f"seen as {_names(echoes)}, since {cause.since}"
-            left = [f for f in left if f not in echoes and f not in own]
+        following = [f for f in left if cause.is_behind(own[0], f)]
+        if following:
+            also = f"seen as {_names(following)}, since {cause.since}"
+            left = [f for f in left if f not in following and f not in own]
             if cause.weighs:
-                worst = min((f.weight for f in (own[0], *echoes)), key=order.index)
+                worst = min((f.weight for f in (own[0], *following)), key=order.index)
                 own[0] = replace(own[0], severity=worst)
             causes += _grouped([_with(own[0], also), *own[1:]])
     return [*causes, *_grouped(left)]
@@ -61,7 +61,7 @@ def _grouped(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _remedy(finding: Finding) -> tuple[str, ...]:
-    """What two findings share that are one: the rule, how bad it is, and what mends it."""
+    """What two findings share that are one: the rule, how bad it is, and what repairs it."""
     raised = finding.about.raised
     return finding.rule.code, finding.weight, raised.type if raised else "", *finding.about.remedy
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
-from pullback.check.wire import Inbox, Outbox, Told
+from pullback.check.wire import Inbox, Outbox, PrintedOutput
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
 PATIENCE = 5.0  # seconds that a worker which has said all may take to end
@@ -47,10 +47,10 @@ class Ties:
             with contextlib.suppress(OSError):
                 os.close(end)
 
-    def inbox(self, pid: int, told: Told) -> Inbox:
+    def inbox(self, pid: int, output: PrintedOutput) -> Inbox:
         """In the parent, once the worker runs: where its messages come."""
         self.close(self.theirs)
-        return Inbox(self.said[0], self.printed[0], self.token, lambda: has_ended(pid), told)
+        return Inbox(self.said[0], self.printed[0], self.token, lambda: has_ended(pid), output)
 
     @property
     def ours(self) -> tuple[int, int, int]:
@@ -78,7 +78,7 @@ class Fork:
     Raises `OSError` where there can be none.
     """
 
-    def __init__(self, task: Callable[[Outbox], Any], told: Told) -> None:
+    def __init__(self, task: Callable[[Outbox], Any], output: PrintedOutput) -> None:
         self._ties = tie()
         flush_output()
         try:
@@ -86,7 +86,7 @@ class Fork:
         except OSError:
             self._ties.close((*self._ties.ours, *self._ties.theirs))
             raise
-        self.inbox = self._ties.inbox(self.pid, told)
+        self.inbox = self._ties.inbox(self.pid, output)
         self._code: int | None = None
         self._is_stopped = False
 
@@ -149,11 +149,19 @@ def lead(life: int) -> None:
     with contextlib.suppress(OSError):  # it leads one already
         os.setpgid(0, 0)
     _adopt()
+    end_with(life, -os.getpgrp())
+
+
+def end_with(life: int, owner: int) -> None:
+    """Let the system end a process, or a group (negative), when the other end of `life` is closed.
+
+    That is so when the parent is gone, however that came about.
+    """
     try:
         import fcntl
 
         signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
-        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(life, fcntl.F_SETOWN, owner)
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     except (ImportError, AttributeError, OSError):
         return  # a system that cannot

@@ -1,7 +1,7 @@
 """After a crash: which call it was, found by trying the rule once more and writing down each call.
 
-A worker that dies says nothing any more. So the rule is tried again in another one, which tells of
-each call of the function before it is made: the last one that was told of is the one that ended it.
+A worker that dies says nothing any more. So the rule is tried again in another one, which names
+each call of the function before it is made: the last one that was named is the one that ended it.
 Its program is then run alone, and is a repro if that ends the process as well.
 """
 
@@ -20,7 +20,7 @@ from pullback.check.confine import Fork
 from pullback.check.isolate import Died, Watch
 from pullback.check.spelling import UnspeakableError, imported, spelled
 from pullback.check.target import Target
-from pullback.check.wire import GarbledError, Outbox, Told
+from pullback.check.wire import GarbledError, Outbox, PrintedOutput
 from pullback.check.work import Job, try_rule, work
 from pullback.judge.example import can_differ, describe_value
 
@@ -50,7 +50,8 @@ def cause_of(job: Job, rule: int) -> CrashCause:
 def _last_message(task: Callable[[Outbox], None]) -> Any:
     """What a process said last before it died; None where it lived, or is silent for too long."""
     try:
-        fork = Fork(lambda outbox: _task(task, outbox), Told(0))  # it was all said at the first
+        # What the function prints was shown at the first time.
+        fork = Fork(lambda outbox: _task(task, outbox), PrintedOutput(0))
     except OSError:
         return None
     last = None

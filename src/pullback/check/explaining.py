@@ -1,4 +1,4 @@
-"""What one rule says of the findings of others: that they are echoes of its own.
+"""What one rule says of the findings of others: that they follow from its own.
 
 A rule module has `EXPLAINS`, a row of `Cause`. The sets below name the rules and groups that many
 causes have in common.
@@ -71,7 +71,7 @@ class Cause:
     raising: str = ""  # what an explained finding may raise; otherwise it compares numbers
 
     def is_behind(self, cause: Finding, other: Finding) -> bool:
-        """Whether `other` is an echo of `cause`, a finding of the rule."""
+        """Whether `other` follows from `cause`, a finding of the rule."""
         rule, about = other.rule, other.about
         if rule.name == cause.rule.name:
             return False

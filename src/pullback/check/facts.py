@@ -192,8 +192,8 @@ class About:
 
     `used` are the outputs with a cotangent and `needed` the inputs that required grad, where the
     finding needs these and no others; None where all do. `remedy` is the same for findings that
-    one action mends, whatever the names are. `sheet` holds the whole of a wrong gradient, where it
-    is small enough to look at. `detail` is what a rule knows besides, of a type of its own, for
+    one action repairs, whatever the names are. `sheet` holds the whole of a wrong gradient, where
+    it is small enough to look at. `detail` is what a rule knows besides, of a type of its own, for
     its repros and for what it explains.
     """
 

@@ -36,7 +36,7 @@ class Rule:
     `profile` is the first profile in which the rule runs; `intent` names the declarations that
     silence it (see `target.Intent`); `sentence` is set from the first line of the rule's file.
     `wraps` says that tensors without memory of their own are handed in: a kernel that reads them
-    ends the process, and is not to blame.
+    ends the process, and is not at fault.
     """
 
     code: str

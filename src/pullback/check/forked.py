@@ -24,7 +24,7 @@ from pullback.check.isolate import (
     refusal_here,
     said,
 )
-from pullback.check.wire import Outbox, Told
+from pullback.check.wire import Outbox, PrintedOutput
 from pullback.check.work import Job, Message, seconds_of_rule, work
 from pullback.judge.progress import shared_progress
 from pullback.run.lower import compile_privately
@@ -44,7 +44,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     """
     seen = Seen(shared_progress(), max(example.size for example in job.examples))
     try:
-        fork = Fork(lambda outbox: _worker(job, outbox, first), Told())
+        fork = Fork(lambda outbox: _worker(job, outbox, first), PrintedOutput())
     except OSError as error:
         raise CannotForkError(f"no process could be started: {error.strerror or error}") from None
     try:

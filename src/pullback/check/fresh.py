@@ -41,13 +41,13 @@ from pullback.check.kernels.launches import BLOCKING, narrated
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.tuning import keep_tuned, watch_tuning
 from pullback.check.warm import warm_up
-from pullback.check.wire import GarbledError, Inbox, Outbox, Told
+from pullback.check.wire import GarbledError, Inbox, Outbox, PrintedOutput
 from pullback.check.work import Job, Message, work
 from pullback.judge import progress
 from pullback.judge.example import tensors_in
 from pullback.judge.progress import Progress
 
-AGAIN = 60.0  # seconds in which a lost GPU must be lost once more, to be told where
+AGAIN = 60.0  # seconds in which a lost GPU must be lost once more, to be said where
 START = 120.0  # seconds for imports, and on a GPU for the first call, which tunes kernels
 
 # The folder that it is started in is no place to import from: others may write to it.
@@ -103,20 +103,20 @@ def packed(job: Job) -> bytes:
 
 
 def fresh_messages(
-    job: Job, first: int, seconds: float = 0.0, *, is_told: bool = False
+    job: Job, first: int, seconds: float = 0.0, *, is_narrated: bool = False
 ) -> Iterator[Message]:
     """As `forked.messages`, by a worker that was started afresh.
 
-    With `is_told` it is one that waits for each launch of a kernel to end, and tells of each call
+    With `is_narrated` it is one that waits for each launch of a kernel to end, and names each call
     and launch before it is made; what the function prints is not shown then.
     """
     sent = packed(job)
-    worker = _started(BLOCKING) if is_told else _waiting() or _started()
-    worker.inbox.told = Told(0) if is_told else Told()
+    worker = _started(BLOCKING) if is_narrated else _waiting() or _started()
+    worker.inbox.output = PrintedOutput(0) if is_narrated else PrintedOutput()
     seen = Seen(worker.progress, max(example.size for example in job.examples))
     is_done, is_tuning = False, is_on_gpu(job)
     try:
-        worker.jobs.send_bytes(pickle.dumps((sys.path, first, is_told)))
+        worker.jobs.send_bytes(pickle.dumps((sys.path, first, is_narrated)))
         worker.jobs.send_bytes(sent)
         limit = START
         while True:
@@ -137,7 +137,7 @@ def fresh_messages(
                 is_done = message.kind == "end"
                 return
     finally:
-        if is_done and not is_told and not worker.has_company():
+        if is_done and not is_narrated and not worker.has_company():
             worker.inbox.drain()
             _idle.append(worker)
         else:
@@ -145,13 +145,13 @@ def fresh_messages(
 
 
 def cause_of_loss(job: Job, rule: int) -> CrashCause:
-    """The call, and the kernel, by which a GPU is lost: the step is taken once more, told of."""
+    """The call, and the kernel, by which a GPU is lost: the step is taken once more, narrated."""
     if not is_on_gpu(job):
         return CrashCause()
     again = replace(job, rules=job.rules[rule : rule + 1] if rule >= 0 else ())
     found, latest = CrashCause(), time.monotonic() + AGAIN
     try:
-        for message in fresh_messages(again, 0, is_told=True):
+        for message in fresh_messages(again, 0, is_narrated=True):
             if message.kind == "calling":
                 found = CrashCause(message.where)
             elif message.kind == "launching":
@@ -166,7 +166,7 @@ def cause_of_loss(job: Job, rule: int) -> CrashCause:
 
 
 def _waiting() -> Worker | None:
-    """A worker that has nothing to do, and lives."""
+    """A worker that is alive and has nothing to do."""
     while _idle:
         worker = _idle.pop()
         if worker.owner == os.getpid() and worker.process.poll() is None:
@@ -208,7 +208,7 @@ def _started(more: Mapping[str, str] = MappingProxyType({})) -> Worker:
             raise CannotSendError(f"no process could be started: {why}") from None
         undo.pop_all()
     theirs.close()
-    return Worker(process, ours, ties, ties.inbox(process.pid, Told()), seen)
+    return Worker(process, ours, ties, ties.inbox(process.pid, PrintedOutput()), seen)
 
 
 def _process(
@@ -249,13 +249,13 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
     Path(path).unlink(missing_ok=True)  # who has it open goes on reading it
     while True:
         try:
-            sys.path[:], first, is_told = pickle.loads(jobs.recv_bytes())
+            sys.path[:], first, is_narrated = pickle.loads(jobs.recv_bytes())
             sent = jobs.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
         try:
             job = pickle.loads(sent)
-            if is_told:
+            if is_narrated:
                 job = narrated(job, outbox.send)
             if is_on_gpu(job):
                 watch_tuning()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pullback.check.confine import Fork, end_below
-from pullback.check.wire import GarbledError, Inbox, Outbox, Told
+from pullback.check.wire import GarbledError, Inbox, Outbox, PrintedOutput
 from pullback.judge.progress import Progress
 from pullback.judge.run import describe
 
@@ -30,7 +30,7 @@ CROWDED = 10  # times as long by the clock, where the machine has much else to d
 TUNING = 60.0  # seconds that the compilation or one trial of a kernel may take
 GLANCE = 0.5  # seconds between two looks at a silent worker
 MEMORY = 6 << 30
-LARGE = 1 << 30  # bytes more than at its beginning, which are told of a worker that did not end
+LARGE = 1 << 30  # bytes beyond those at its start, which are named for a worker that did not end
 
 GARBLED = "it wrote into a file descriptor that is not its own: the pipe of the checker"
 
@@ -96,10 +96,10 @@ def answer_of(task: Callable[[], Any], seconds: float = 30.0) -> Any:
     """What a task gives in a worker of its own, which it may end; raises `Died` where it does.
 
     `seconds` is how much work it may take, and how long it may do nothing. What it prints is not
-    shown: the answer is all that is told.
+    shown: the answer is all that comes back.
     """
     try:
-        fork = Fork(lambda outbox: _answer(task, outbox), Told(0))
+        fork = Fork(lambda outbox: _answer(task, outbox), PrintedOutput(0))
     except OSError as error:
         raise Died(f"no process could be started: {error.strerror or error}") from None
     try:
@@ -230,10 +230,10 @@ def leave(error: BaseException, tell: Callable[[LastWords], Any]) -> None:
 
 
 def last_words(error: BaseException) -> LastWords:
-    """What is told of an error that nobody has expected: whose it is, its type and its text."""
+    """What is said of an unexpected error: whose it is, its type and its text."""
     is_ours = isinstance(error, Exception) and blamed_file(error).startswith(OURS)
-    told = describe(error)
-    return LastWords(f"{told}" if is_ours else f"it raised {told}", is_ours)
+    words = describe(error)
+    return LastWords(f"{words}" if is_ours else f"it raised {words}", is_ours)
 
 
 def blamed_file(error: BaseException) -> str:

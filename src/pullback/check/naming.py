@@ -63,7 +63,7 @@ def loaded_member(module: str, name: str) -> Any:
 
 
 def module_of(where: str) -> ModuleType:
-    """The module that `where` names, be it by its file."""
+    """The module that `where` names, by its name or its file."""
     _require_name(where)
     path = Path(where)
     if where.endswith(".py"):

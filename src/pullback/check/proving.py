@@ -2,7 +2,7 @@
 
 Rules try inputs; a proof (`prove`) holds for all of them, as far as real numbers go. It is searched
 for where no rule found a wrong result, in a worker of its own and with a limit in seconds of work
-by profile; what it raises is not told.
+by profile; what it raises is not reported.
 """
 
 from __future__ import annotations

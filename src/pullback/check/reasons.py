@@ -2,7 +2,7 @@
 
 The reason comes from `diagnose`, the backward from `derive` itself. Both are extras to a
 finding that stands without them: they have a limit in seconds of work by profile, which the load of
-the machine does not change, and what they raise is not told.
+the machine does not change, and what they raise is not reported.
 """
 
 from __future__ import annotations

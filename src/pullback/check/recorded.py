@@ -203,7 +203,7 @@ class Recording:
             on_report: called with each report as soon as it is there.
             progress: called with the name of each rule, its number and how many there are.
             options_of: what is chosen for one Function, over the options for all.
-            review: makes the report that is told of the one that was made.
+            review: makes the report that is shown of the one that was made.
         """
         from pullback.check.runner import check  # it imports every rule
 

@@ -41,7 +41,7 @@ class Registered:
     # How its findings are shown, and those that raise; None where as usual.
     repros: Sequence[Form] | None = None
     raising: Sequence[Form] | None = None
-    # Which findings of other rules are echoes of its own.
+    # Which findings of other rules follow from its own.
     explains: Sequence[Cause] = ()
 
 

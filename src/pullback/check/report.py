@@ -9,6 +9,7 @@ from typing import overload
 
 from pullback.check.finding import Finding, Severity, Skip
 from pullback.graph.cost import bytes_text
+from pullback.pages import page_of
 
 BLIND = (
     "values, shapes and dtypes that were not tried",
@@ -115,14 +116,10 @@ class Report:
 
     def to_html(self) -> str:
         """The report as a page of its own, which needs no network."""
-        from pullback.report.html import render  # jinja2; the one import upwards
-
-        return render([self])
+        return page_of("report", [self])
 
     def _repr_html_(self) -> str:
-        from pullback.report.html import framed
-
-        return framed([self])
+        return page_of("report", [self], is_framed=True)
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
@@ -234,14 +231,10 @@ class Reports(Sequence[Report]):
 
     def to_html(self) -> str:
         """All of them as one page, which needs no network."""
-        from pullback.report.html import render
-
-        return render(self.all, self.errors)
+        return page_of("report", self.all, self.errors)
 
     def _repr_html_(self) -> str:
-        from pullback.report.html import framed
-
-        return framed(self.all, self.errors)
+        return page_of("report", self.all, self.errors, is_framed=True)
 
     def __len__(self) -> int:
         return len(self.all)

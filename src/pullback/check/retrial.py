@@ -166,8 +166,8 @@ def _unlike(
         if not trial.mismatches or not any(map(is_meant, tensors_in(trial.example.args))):
             yield trial
             continue
-        told = {mismatch.name for other in others() for mismatch in other.mismatches}
-        yield replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name not in told))
+        known = {mismatch.name for other in others() for mismatch in other.mismatches}
+        yield replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name not in known))
 
 
 def set_aside(subject: Subject) -> list[TriedVariant]:

@@ -144,7 +144,7 @@ def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
 def _turn(registered: Registered) -> int:
     """When a rule is tried: the later, the less time is left for it.
 
-    What leaves its memory may end the process, or change what other rules see: it is told first.
+    What leaves its memory may end the process, or change what other rules see: it comes first.
     What a wrong gradient costs is more than what a slow one does.
     """
     rule = registered.rule

@@ -1,6 +1,6 @@
 """A Function watched from inside: what its methods were given, marked and returned.
 
-The engine mends what a backward returns (it casts, sums and drops) and forgets what a forward
+The engine repairs what a backward returns (it casts, sums and drops) and forgets what a forward
 marked, so both are only seen by standing between. A subclass with wrapped methods does so and
 changes nothing else.
 """

@@ -51,7 +51,7 @@ class TriedVariant:
         return "" if self.failure is None else self.failure.text
 
 
-# Trials, each with what mends what is wrong in it.
+# Trials, each with what repairs what is wrong in it.
 Tried = Iterator[tuple[Iterable[TriedVariant], str]]
 
 
@@ -99,7 +99,7 @@ def failed(subject: Subject) -> list[Example]:
 
 def trial_of(subject: Subject, example: Example) -> TriedVariant | None:
     """One variant tried; None where forward refuses it, or gives nothing that can be judged."""
-    usual = usual_form(subject)  # first: the last call before a crash is the one that is told
+    usual = usual_form(subject)  # first: the last call before a crash is the one that is reported
     try:
         called = subject.run(example)
     except ForwardRefusedError:
@@ -237,7 +237,7 @@ def report_trials(
 
 
 def _is_spoiled(subject: Subject, mismatch: Mismatch) -> bool:
-    """Whether a gradient is not finite here, and is at the examples, be it wrong there."""
+    """Whether a gradient is not finite here, and is at the examples, even if it is wrong there."""
     if mismatch.got is None or isfinite(mismatch.got):
         return False
     usual = [m.have for m in subject.base_mismatches if m.name == mismatch.name]

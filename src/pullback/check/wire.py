@@ -38,7 +38,7 @@ class Outbox:
             left = left[os.write(self._end, left) :]
 
 
-class Told:
+class PrintedOutput:
     """What a target prints while it is checked: the beginning is shown, the rest is left out."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -63,10 +63,15 @@ class Inbox:
     """The end of the parent, who also takes what the worker prints."""
 
     def __init__(
-        self, said: int, printed: int, token: bytes, has_ended: Callable[[], bool], told: Told
+        self,
+        said: int,
+        printed: int,
+        token: bytes,
+        has_ended: Callable[[], bool],
+        output: PrintedOutput,
     ) -> None:
         self._said, self._printed, self._token = said, printed, token
-        self._has_ended, self.told = has_ended, told
+        self._has_ended, self.output = has_ended, output
         self._held = bytearray()
         self._is_over = False
         for end in (said, printed):
@@ -109,7 +114,7 @@ class Inbox:
         with contextlib.suppress(BlockingIOError):
             while self._printed >= 0:
                 chunk = os.read(self._printed, CHUNK)
-                self.told.take(chunk)
+                self.output.take(chunk)
                 if not chunk:
                     self._printed = -1
 

@@ -147,7 +147,7 @@ def _taken_as_meant(subject: Subject) -> tuple[Surrogate, ...]:
 
 
 def _fitness(subject: Subject) -> Message:
-    """Whether forward takes each of the examples, be it only without grad."""
+    """Whether forward takes each of the examples, if only without grad."""
     start = worked()
     for example in subject.examples:
         for needs in (None, frozenset[int]()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pullback.check.confine import end_with
 from pullback.check.isolate import end_of
 
 T = TypeVar("T")
@@ -144,25 +144,6 @@ def _done(task: Callable[[int], Any], number: int) -> Any:
         return Lost(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
 
 
-def _end_with_parent(life: tuple[int, int]) -> None:
-    """Let the system end this process when its parent is gone, however that came about.
-
-    A process that was started later holds the pipes of those before it, and ends first. The workers
-    of its own checks end with it in the same way (`check.confine`).
-    """
-    os.close(life[1])
-    try:
-        import fcntl
-
-        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
-        fcntl.fcntl(life[0], fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(life[0], fcntl.F_SETFL, fcntl.fcntl(life[0], fcntl.F_GETFL) | os.O_ASYNC)
-    except (ImportError, AttributeError, OSError):
-        return  # a system that cannot
-    if wait([life[0]], 0):  # it was closed before anybody looked
-        os._exit(0)
-
-
 def _work(
     task: Callable[[int], Any],
     count: int,
@@ -171,7 +152,10 @@ def _work(
     life: tuple[int, int],
 ) -> None:
     """The life of a process: one task after the other."""
-    _end_with_parent(life)
+    os.close(life[1])
+    # A process that was started later holds the pipes of those before it, and ends first. The
+    # workers of its own checks end with it in the same way.
+    end_with(life[0], os.getpid())
     try:
         while True:
             with following.get_lock():

@@ -62,7 +62,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def reason_text(error: BaseException) -> str:
-    """An error in one line: the rule, what there was instead, and where."""
+    """An error in one line: the rule, what was found instead, and where."""
     if not isinstance(error, PullbackError):
         return "an input is changed in place"  # the one refusal that PyTorch makes
     got, at = error.facts["got"], error.facts["at"]

@@ -8,7 +8,7 @@ questions are put to the function itself, by running it at inputs nearby:
   it jumps, and the jump does not shrink with the step.)
 - does a tensor *with* history move as its history says?
 
-Both answers lean to the safe side for ordinary functions: only a plain contradiction counts.
+Both answers are on the safe side for ordinary functions: only a plain contradiction counts.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Run:
                 warnings.simplefilter("ignore")
                 outputs, cotangents = zip(*used, strict=True)
                 torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
-        except Exception:  # the first error is the one that is told
+        except Exception:  # the first error is the one to report
             return None
         grads = {name: dense_of(leaves[name].grad) for name in wanted}
         for leaf in leaves.values():

@@ -214,7 +214,7 @@ class JudgedGradient(Slopes):
         return replace(self, got=got, tangent=self.part)
 
     def against(self, want: Tensor, tolerance: Tolerance) -> Mismatch | None:
-        """Compare with the reference's gradient; settle what differs by differences."""
+        """Compare with the reference's gradient; judge what differs by finite differences."""
         want = wide_of(want).cpu()
         got = None if self.got is None else self.got.cpu()
         excess = tolerance.measure(want).excess(got).contiguous()

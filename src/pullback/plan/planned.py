@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from pullback.compose.nested import callable_of, composition, nest
 from pullback.errors import PlanFileError, PullbackError
+from pullback.pages import page_of
 from pullback.plan import figure, store, text
 from pullback.plan.build import build_candidate
 from pullback.plan.choice import follow
@@ -86,14 +87,10 @@ class Plan(Generic[C]):
 
         The graph is coloured by the groups that were chosen at the largest size.
         """
-        from pullback.report.graphs.page import plan_page  # jinja2; an import upwards
-
-        return plan_page(self, *examples).html
+        return page_of("plan", self, *examples)
 
     def _repr_html_(self) -> str:
-        from pullback.report.graphs.page import plan_page
-
-        return plan_page(self)._repr_html_()
+        return page_of("plan", self, is_framed=True)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.evidence.program}: {text.chosen_text(self.evidence)}>"

@@ -5,13 +5,16 @@ The public functions stand here and import what they need when they are called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.pages import register_page
+
 if TYPE_CHECKING:
+    from pullback.check.report import Report
     from pullback.plan.planned import Plan
     from pullback.report.graphs.page import GraphPage
 
@@ -48,3 +51,23 @@ def load_ipython_extension(shell: object) -> None:
     from pullback.report.notebook import show_classes  # heavy
 
     show_classes(shell)
+
+
+# ---- pages of what stands below ----
+
+
+def _report_page(reports: Sequence[Report], errors: Sequence[str] = (), *, is_framed: bool) -> str:
+    from pullback.report.html import framed, render  # heavy
+
+    return framed(reports, errors) if is_framed else render(reports, errors)
+
+
+def _plan_page(plan: Plan[Any], *examples: object, is_framed: bool) -> str:
+    from pullback.report.graphs.page import plan_page  # heavy
+
+    page = plan_page(plan, *examples)
+    return page._repr_html_() if is_framed else page.html
+
+
+register_page("report", _report_page)
+register_page("plan", _plan_page)

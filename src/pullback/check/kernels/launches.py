@@ -1,4 +1,4 @@
-"""Which call and which kernel a worker was at when it was lost: each is told before it is made.
+"""Which call and which kernel a worker was at when it was lost: each is named before it is made.
 
 A GPU reports an error long after the launch that made it, and then nothing on it can be used any
 more. So the step is taken once more in a new worker, which waits for each launch to end
@@ -27,7 +27,7 @@ INSIDE = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
 
 
 def narrated(job: Job, tell: Tell) -> Job:
-    """The job, with each call and each launch of a Triton kernel told before it is made."""
+    """The job, with each call and each launch of a Triton kernel named before it is made."""
     names = job.target.names_of(max(len(example.args) for example in job.examples))
 
     def call(*args: Any) -> Any:
@@ -48,11 +48,11 @@ def _tell_launches(tell: Callable[[str], Any]) -> None:
     run = jit.JITFunction.run
 
     @wraps(run)
-    def told(kernel: Any, *args: Any, **options: Any) -> Any:
+    def named(kernel: Any, *args: Any, **options: Any) -> Any:
         tell(_words(kernel))
         return run(kernel, *args, **options)
 
-    jit.JITFunction.run = told
+    jit.JITFunction.run = named
 
 
 def _words(kernel: Any) -> str:

@@ -17,7 +17,7 @@ Passes
     tl.store(out + offsets, y, mask=offsets < n)
 
 Cannot see
-    Races in global memory. Kernels of PyTorch itself are left out of what is told.
+    Races in global memory. Kernels of PyTorch itself are left out of the report.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One direction through everything tells whether any gradient is far off. Where one is, the Functions
 inside are replaced by their forwards, one class after the other, which autograd differentiates:
-where the gradient is right then, that class is to blame. A slope that is not certain says nothing.
+where the gradient is right then, that class is at fault. A slope that is not certain says nothing.
 """
 
 from __future__ import annotations

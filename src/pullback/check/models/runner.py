@@ -169,7 +169,7 @@ def _joined(
     """One report: what is wrong inside, with where it is called, and what is wrong with the whole.
 
     A gradient of the model that is wrong because of a Function which has findings of its own, or
-    which is a surrogate, is not told a second time.
+    which is a surrogate, is not reported a second time.
     """
     target = asked.target
     places = {use.name: called_at(dict.fromkeys(use.places, 1)) for use in uses}
