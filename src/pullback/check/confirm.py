@@ -18,7 +18,7 @@ from pullback.check.target import Target
 
 # Groups whose repros take long, or end the process that they run in.
 LEFT = ("compile", "crash")
-SECONDS = 20.0
+SECONDS = 20.0  # of work for the repro of one finding
 
 
 def confirmed(findings: Iterable[Finding], target: Target) -> list[Finding]:

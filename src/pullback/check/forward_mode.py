@@ -14,7 +14,7 @@ from pullback.function.isolation import seeded
 from pullback.judge.example import Example, tensors_in
 from pullback.judge.run import cotangent_of
 
-DRAW = 900
+DRAW = 900  # beside the draws of cotangents, which begin at 0
 
 
 def tangents_of(example: Example, draw: int, scale: float = 1.0) -> dict[int, Tensor]:

@@ -29,7 +29,7 @@ TORCH = str(Path(str(torch.__file__)).parent)
 CROWDED = 10  # times as long by the clock, where the machine has much else to do
 TUNING = 60.0  # seconds that the compilation or one trial of a kernel may take
 GLANCE = 0.5  # seconds between two looks at a silent worker
-MEMORY = 6 << 30
+MEMORY = 6 << 30  # bytes that a worker may take beyond those of its parent
 LARGE = 1 << 30  # bytes beyond those at its start, which are named for a worker that did not end
 
 GARBLED = "it wrote into a file descriptor that is not its own: the pipe of the checker"

@@ -35,8 +35,8 @@ from pullback.judge.run import (
 )
 from pullback.judge.tolerances import ALONG, ENTRY, ERRORS, KINK, SHARE, Tolerance, tolerance_for
 
-DOUBTS = 3
-SUBSETS = 4
+DOUBTS = 3  # entries that are compared with differences before it is said to be right
+SUBSETS = 4  # inputs that require grad alone in turn
 ONCE = "@once_differentiable"  # as PyTorch says of a Function that the program calls
 DRAW = 500  # the draws of the weights, apart from those of the cotangents
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 MOST = 10_000  # bytes that are shown of what a function prints in one worker
-CHUNK = 1 << 16
+CHUNK = 1 << 16  # bytes: what a pipe holds on Linux
 _LENGTH = struct.Struct("Q")
 
 

@@ -16,8 +16,8 @@ from pullback.judge.tolerances import ERRORS, UNCERTAIN, UNCERTAIN_AT_ZERO
 
 Curve = Callable[[float], float]
 
-STEPS = 8
-SHRINK = 2.0
+STEPS = 8  # steps at most, each smaller than the one before
+SHRINK = 2.0  # by so much
 
 
 @dataclass(frozen=True, slots=True)

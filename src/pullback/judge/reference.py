@@ -28,7 +28,7 @@ from pullback.judge.run import pulled_gradients, used_outputs
 from pullback.judge.tape import has_native_node, replayed
 from pullback.judge.trail import is_followed
 
-STEP = 1e-2
+STEP = 1e-2  # the first of the steps that `differences` makes smaller
 FINEST = torch.finfo(torch.float64).eps
 
 

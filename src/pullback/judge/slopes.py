@@ -19,7 +19,7 @@ from pullback.judge.example import Example, wide_of
 from pullback.judge.reference import STEP, Reference
 from pullback.judge.tolerances import ERRORS, KINK
 
-DIRECTIONS = 4
+DIRECTIONS = 4  # random ones for each input
 GUARDS = 1e-6  # inputs below this are in the reach of the constants that guard a division
 
 

@@ -33,10 +33,8 @@ from pullback.judge.tolerances import (
 
 Part = Callable[[Tensor], Tensor]
 
-DOUBTED_ELEMENTS = (
-    6  # so many elements are looked at before a gradient is given the benefit of the doubt
-)
-COORDINATES = 48
+DOUBTED_ELEMENTS = 6  # that are looked at before a gradient gets the benefit of the doubt
+COORDINATES = 48  # elements: a smaller input is looked at element by element
 TOGETHER = 2  # directions along which all inputs move
 
 

@@ -14,7 +14,7 @@ from pullback.plan.measurements import Measurement, front
 from pullback.plan.store import write_whole
 from pullback.plan.text import candidate_text, error_text, seconds_text
 
-WIDE, HIGH, LEFT, TOP, ROOM = 380, 300, 78, 64, 30
+WIDE, HIGH, LEFT, TOP, ROOM = 380, 300, 78, 64, 30  # in pixels
 COLOURS = {"nested": "#666666", "combined": "#1f77b4", "hybrid": "#2ca02c"}
 STYLE = (
     "text{font:12px sans-serif;fill:#222}.small{font-size:10px;fill:#555}"

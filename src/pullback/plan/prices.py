@@ -18,7 +18,7 @@ from pullback.plan.measure import Meter, Task
 from pullback.plan.sized_program import SizedProgram
 from pullback.plan.timing import interleave, typical
 
-ROUNDS = 5
+ROUNDS = 5  # that each task is timed
 BATCH = 24  # tasks that share their rounds
 WRITTEN = "as written"
 

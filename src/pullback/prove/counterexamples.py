@@ -13,7 +13,7 @@ from pullback.prove.numerics import Point, Undefined, Values, drawn_points
 from pullback.prove.programs import Key, View
 from pullback.prove.scalars import Scalar, variables_of
 
-WORKING_DIGITS = 50
+WORKING_DIGITS = 50  # three times those of float64
 NO_DIFFERENCE = 1e-30  # relative difference of two equal values with fifty digits
 DIFFERENT = 1e-6  # relative difference of a witness, large enough for float64
 MODERATE = 4  # inputs up to this size must give the same in float64 as the expressions

@@ -14,7 +14,7 @@ _SMOOTH = (
     *(sympy.exp, sympy.sin, sympy.cos, sympy.sinh, sympy.cosh, sympy.tanh),
     *(sympy.erf, sympy.atan, sympy.asinh),
 )
-_DIGITS, _NOISE = 30, 1e-15
+_DIGITS, _NOISE = 30, 1e-15  # what is larger is no rounding error
 
 
 def is_thin(e: Expr) -> bool:

@@ -15,7 +15,7 @@ import sympy  # type: ignore[import-untyped]
 from pullback.prove.deadline import TimeLimitError, call_within
 from pullback.prove.signs import Expr
 
-_DIGITS, _NOISE = 40, 1e-12
+_DIGITS, _NOISE = 40, 1e-12  # what is larger is no rounding error
 _EXPANSIONS = 4  # a root that is multiplied out may leave a quotient inside
 
 

@@ -27,7 +27,7 @@ from pullback.judge.tolerances import ERRORS
 
 FAR = 0.05  # of a slope: gradients that are further off are wrong, not rounded
 CERTAIN = 0.02  # of a slope: one that is less certain says nothing
-SEEDS = (0, 1)
+SEEDS = (0, 1)  # of directions: the second asks once more
 
 
 @dataclass(frozen=True, slots=True)

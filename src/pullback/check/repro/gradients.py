@@ -17,7 +17,7 @@ from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.run import copies_of
 from pullback.judge.tolerances import SHOWN, SLOPE_SHOWN, Tolerance
 
-DIRECTIONS = 8
+DIRECTIONS = 8  # random cotangents that a repro tries, beside ones
 
 _SAID = 'f"expected {{{}:.6g}}, got {{got:.6g}}"'  # the digits that a finding has
 

@@ -10,7 +10,7 @@ from pullback.graph.rewrite import Table
 from pullback.graph.simplify.composites import composite
 from pullback.graph.values import Value, aten, named_value
 
-MEAN, SUM = 1, 2
+MEAN, SUM = 1, 2  # as ATen numbers a loss's reduction
 
 
 def reduced(loss: Any, reduction: int) -> Any:
