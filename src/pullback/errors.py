@@ -363,7 +363,7 @@ class RecordingError(PullbackError, ValueError):
 
 
 class SettingsError(PullbackError, ValueError):
-    """A settings file says something that there is not, or in a form that it cannot have.
+    """A settings file has a key that pullback does not know, or a value of the wrong form.
 
     Settings stand in `[tool.pullback]` of `pyproject.toml`, or in `pullback.toml` without that
     heading. `docs/ci.md` lists the keys; `pullback check --show-settings` prints what holds, and

@@ -72,7 +72,7 @@ def test_check_of_ours_gets_the_next_code_of_its_group(repository):
     ("args", "said"),
     [
         (("NotFinite",), "small letters in words-with-hyphens"),
-        (("wrong-gradient",), "a rule that there is"),
+        (("wrong-gradient",), "the name of another rule"),
     ],
 )
 def test_name_that_will_not_do_is_refused(folder, args, said):

@@ -158,7 +158,7 @@ def test_unknown_language_is_refused(target):
         pb.emit(Square, target, examples=(X,))
 
     assert str(raised.value) == (
-        "E601 emit-target: `target` must be a language that there is an emitter for\n"
+        "E601 emit-target: `target` must be a language that pullback can emit\n"
         '  expected: "python" or "cpp" or "triton"\n'
         f"  got:      {target!r}"
     )

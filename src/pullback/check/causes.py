@@ -1,6 +1,6 @@
 """Deduplication: one defect is reported once, by the rule that names its cause.
 
-A function that overwrites its cotangent, reads memory that nobody wrote, or remembers earlier calls
+A function that overwrites its cotangent, reads uninitialised memory, or remembers earlier calls
 gives wrong numbers wherever numbers are compared, so that a dozen rules find it. The `EXPLAINS` of
 a rule says of what others find that it is the cause. What is explained so becomes a line of the
 cause; findings of one rule with one remedy, for several inputs, become lines of the first.

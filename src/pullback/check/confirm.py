@@ -1,7 +1,7 @@
 """Repros tried once more, each in a process of its own in which nothing was checked before.
 
 The worker that wrote a repro has called the function hundreds of times: what fails there may be
-owed to what those calls left, in the function's state or in memory that nobody wrote. A fork of
+owed to what those calls left, in the function's state or in uninitialised memory. A fork of
 this process is as fresh as a new one, and much faster to have.
 """
 

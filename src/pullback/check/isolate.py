@@ -22,7 +22,7 @@ from pullback.check.wire import GarbledError, Inbox, Outbox, PrintedOutput
 from pullback.judge.progress import Progress
 from pullback.judge.run import describe
 
-# Where code of ours and of PyTorch stands.
+# Where the code of this library and that of PyTorch stands.
 OURS = str(Path(__file__).resolve().parents[1])
 TORCH = str(Path(str(torch.__file__)).parent)
 

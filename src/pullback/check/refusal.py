@@ -33,5 +33,5 @@ def is_meant(error: BaseException) -> bool:
 
 
 def is_accident(error: BaseException) -> bool:
-    """Whether Python itself stopped at something that nobody had thought of."""
+    """Whether Python itself stopped at something that the code does not foresee."""
     return isinstance(error, (*ACCIDENTS, ValueError)) and not is_meant(error)

@@ -1,6 +1,6 @@
 """What is checked: a Function class, a callable or a custom op, with its names, places and intent.
 
-Declared intent stands on the class, as an attribute `declares` that needs nothing of ours:
+Declared intent stands on the class, as an attribute `declares` that needs no import of pullback:
 
     declares = {"surrogate": "x"}          # this gradient is not forward's, on purpose
     declares = {"surrogate": True}         # none of the gradients is

@@ -110,7 +110,7 @@ class Inbox:
             raise GarbledError(str(error)) from None
 
     def drain(self) -> None:
-        """Take what was printed until now, so that nobody waits for that."""
+        """Take what was printed until now, so that no writer waits for it."""
         with contextlib.suppress(BlockingIOError):
             while self._printed >= 0:
                 chunk = os.read(self._printed, CHUNK)

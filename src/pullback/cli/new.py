@@ -214,7 +214,7 @@ def _require_free(name: str) -> None:
             got=repr(name),
         )
     if any(registered.rule.name == name for registered in explained()):
-        raise TargetError(f"`{name}` must be a name of its own", got="a rule that there is")
+        raise TargetError(f"`{name}` must be a name of its own", got="the name of another rule")
 
 
 def _our_files(name: str, group: str, into: Path) -> dict[Path, str]:

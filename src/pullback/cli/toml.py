@@ -2,7 +2,7 @@
 
 It is looked for where the command runs and in the folders above, as far as the root of the
 repository. What is not a key, or has a value that the key cannot have, is an error that names the
-file, the key and the nearest one that there is.
+file, the key and the nearest one that is known.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _read(table: Any, keys: Mapping[str, Reader], path: Path, prefix: str) -> di
         name = spoken(key)
         if name not in keys:
             raise SettingsError(
-                f"`{prefix}{key}` in `{path.name}` must be a setting that there is",
+                f"`{prefix}{key}` in `{path.name}` must be a setting that pullback knows",
                 expected=" or ".join(get_close_matches(name, keys, 2, 0.5)) or ", ".join(keys),
                 got=repr(key),
             )

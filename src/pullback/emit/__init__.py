@@ -61,7 +61,7 @@ def emit(
     """
     if target not in TARGETS:
         raise EmitTargetError(
-            "`target` must be a language that there is an emitter for",
+            "`target` must be a language that pullback can emit",
             expected=" or ".join(f'"{known}"' for known in TARGETS),
             got=repr(target),
         )

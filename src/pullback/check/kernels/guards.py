@@ -26,7 +26,7 @@ from pullback.judge.example import mapped, tensors_in
 
 LEAST, MOST = 4096, 1 << 22  # elements of a zone; a longer tensor has zones as long as itself
 ALIGNED = 512  # bytes: the start of a tensor is as round as PyTorch's allocators give it
-ORDINARY = 1.0  # what memory that nobody wrote holds
+ORDINARY = 1.0  # what uninitialised memory holds
 INSIDE = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
 
 

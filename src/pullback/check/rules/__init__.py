@@ -66,7 +66,7 @@ def selected(
     """
     if profile not in PROFILES:
         raise RuleNameError(
-            "`profile` must be one that there is",
+            "`profile` must be the name of a profile",
             expected=", ".join(PROFILES),
             got=repr(profile),
         )
