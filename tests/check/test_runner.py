@@ -127,9 +127,7 @@ def test_unknown_rule_is_refused():
 
 
 def test_unknown_profile_is_refused():
-    with pytest.raises(
-        RuleNameError, match="E404 rule-name: `profile` must be the name of a profile"
-    ):
+    with pytest.raises(RuleNameError, match="E404 rule-name: `profile` must name a profile"):
         pb.check(f.Square, (X,), profile="slow")
 
 

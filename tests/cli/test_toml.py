@@ -113,7 +113,7 @@ def message(path):
 
 def test_unknown_key_is_told_whole(written):
     assert message(written("[tool.pullback]\nselct = []\n", "pyproject.toml")) == (
-        "E420 settings: `tool.pullback.selct` in `pyproject.toml` must be a setting that pullback knows\n"
+        "E420 settings: `tool.pullback.selct` in `pyproject.toml` must be a known setting\n"
         "  expected: select\n"
         "  got:      'selct'"
     )

@@ -32,7 +32,7 @@ PLANTED = {
         {"check/__init__.py": "from pullback import Function\n"},
         "pullback.check is not allowed to import pullback:",
     ),
-    "the stranger's info": (
+    "the extension API": (
         {"cli/__init__.py": "import pullback.extend\n"},
         "pullback.cli is not allowed to import pullback.extend",
     ),

@@ -103,7 +103,7 @@ def _read(table: Any, keys: Mapping[str, Reader], path: Path, prefix: str) -> di
         name = spoken(key)
         if name not in keys:
             raise SettingsError(
-                f"`{prefix}{key}` in `{path.name}` must be a setting that pullback knows",
+                f"`{prefix}{key}` in `{path.name}` must be a known setting",
                 expected=" or ".join(get_close_matches(name, keys, 2, 0.5)) or ", ".join(keys),
                 got=repr(key),
             )

@@ -66,7 +66,7 @@ def selected(
     """
     if profile not in PROFILES:
         raise RuleNameError(
-            "`profile` must be the name of a profile",
+            "`profile` must name a profile",
             expected=", ".join(PROFILES),
             got=repr(profile),
         )
