@@ -69,3 +69,22 @@ def test_several_uses_change_together():
     edit, _ = words.replaced(old, known_of(scope, "x"), Site(old, uses, "everywhere"))
 
     assert edit == "use `x` instead of `g` everywhere, and save `x`"
+
+
+def test_operand_too_many_is_named_by_what_it_does():
+    scope, words = words_of(faulty.NormedWithoutMean)
+    difference = node_of(scope, "g - projected")
+    g, projected = difference.args
+    (product,) = difference.users
+    rstd = next(arg for arg in product.args if arg is not difference)
+    used = Site(difference, ((product, 1),))
+
+    assert words.dropped(difference, g, used) == (
+        "drop `projected` from `g - projected`",
+        "a summand too many in `g - projected`: `projected`",
+    )
+    assert words.dropped(difference, projected, used)[0].startswith(
+        "use `projected` instead of `g - projected`"
+    )
+    assert words.dropped(product, difference, Site(product, ()))[1] == "a factor too many: `rstd`"
+    assert scope.texts[rstd].text == "rstd"
