@@ -4,13 +4,15 @@ python -m tests.repo.mutations                     # 40 of them, found by the qu
 python -m tests.repo.mutations --count 5 --seed 7  # others
 python -m tests.repo.mutations --all               # with the slow tests, too
 python -m tests.repo.mutations --only compose      # in one folder
-python -m tests.repo.mutations --near              # with the tests of its own module alone
+python -m tests.repo.mutations --near              # with the tests of its own module alone, or
+                                                   # those that name it: about a minute each
 
 Each is one small change to one line of a copy of the tree: a comparison turned around, `and` for
 `or`, a condition negated, a number off by one, plus for minus, a result that is lost. The tests of
-the changed module run first, then those of its folder, then all, until one fails that passes
-without the mutation. A mutation that none finds is printed as a diff, to be read: either a test is
-missing, or the change has no visible effect (a time limit, the text of an internal error).
+the changed module run first, or those that name it, then those of its folder, then all, until one
+fails that passes without the mutation. A mutation that none finds is printed as a diff, to be read:
+either a test is missing, or the change has no visible effect (a time limit, the text of an internal
+error).
 """
 
 import argparse
@@ -158,18 +160,26 @@ def drawn_mutations(count: int, seed: int, only: str = "") -> list[Mutation]:
 
 
 def stages_of(path: Path) -> list[list[str]]:
-    """Tests to try in turn: those of the module, those of its folder, all."""
+    """Tests to try in turn: those of the module, or that name it, those of its folder, all."""
     inside = path.relative_to(PACKAGE).with_suffix("")
-    beside = ROOT / "tests" / inside.parent
-    own = [
-        test
-        for test in (beside / f"test_{inside.name}.py", beside / inside.name, beside)
-        if test.exists() and test != ROOT / "tests"
-    ]
-    top = ROOT / "tests" / inside.parts[0]
-    stages = [[str(test.relative_to(ROOT))] for test in [*own, top] if test.exists()]
-    unique = [stage for i, stage in enumerate(stages) if stage not in stages[:i]]
+    beside, top = ROOT / "tests" / inside.parent, ROOT / "tests" / inside.parts[0]
+    own = [p for p in (beside / f"test_{inside.name}.py", beside / inside.name) if p.exists()]
+    rest = [[folder] for folder in (beside, top) if folder.exists() and folder != ROOT / "tests"]
+    stages = [*([test] for test in own), *([] if own else [_naming(path, top)]), *rest]
+    named = [[str(test.relative_to(ROOT)) for test in stage] for stage in stages if stage]
+    unique = [stage for i, stage in enumerate(named) if stage not in named[:i]]
     return [*unique, ["tests"]]
+
+
+def _naming(path: Path, folder: Path) -> list[Path]:
+    """The test files in a folder that import a module, or are of a rule in it."""
+    *parents, leaf = path.relative_to("src").with_suffix("").parts
+    package = re.escape(".".join(parents))
+    imported = re.compile(rf"{package}\.{leaf}\b|from {package} import [^\n(]*\b{leaf}\b")
+    rules = re.findall(r'"([a-z]+(?:-[a-z]+)+)"', (ROOT / path).read_text("utf-8"))
+    files = {f"test_{rule.replace('-', '_')}.py" for rule in rules if "rules" in parents}
+    tests = sorted(folder.rglob("test_*.py"))
+    return [test for test in tests if test.name in files or imported.search(test.read_text())]
 
 
 def found_by(mutation: Mutation, *, marks: str, near: bool) -> str:
@@ -234,7 +244,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a folder of the package")
-    parser.add_argument("--near", action="store_true", help="run the tests of its module alone")
+    parser.add_argument("--near", action="store_true", help="run the first of these stages alone")
     parser.add_argument("--all", action="store_true", help="run the slow tests, too")
     asked = parser.parse_args()
     missed = []
