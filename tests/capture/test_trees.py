@@ -4,7 +4,15 @@ from collections import namedtuple
 
 import torch
 
-from pullback.capture.trees import flatten, is_row, map_leaves, paths_of, tensor_leaves, unflatten
+from pullback.capture.trees import (
+    flatten,
+    is_row,
+    literal_of,
+    map_leaves,
+    paths_of,
+    tensor_leaves,
+    unflatten,
+)
 
 Pair = namedtuple("Pair", "left right")
 
@@ -37,3 +45,11 @@ def test_row_is_one_level_deep():
     forms = {"leaf": 1, "row": (1, [], 2), "flat": [1, 2], "nested": (1, (2,))}
 
     assert [name for name, tree in forms.items() if is_row(flatten(tree)[1])] == ["flat"]
+
+
+def test_leaf_is_written_as_python_writes_it():
+    plain = [None, True, 2, 0.5, 1j, "a", torch.float32, float("inf")]
+    written = ["None", "True", "2", "0.5", "1j", "'a'", "torch.float32", 'float("inf")']
+
+    assert [literal_of(leaf) for leaf in plain] == written
+    assert literal_of(torch.ones(2)) is None
