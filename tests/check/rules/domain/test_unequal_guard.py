@@ -3,7 +3,7 @@
 import torch
 
 from pullback.check.rules.domain.unequal_guard import check
-from tests.check.subjects import made, missed_by_gradcheck, normal, rule_tests
+from tests.check.subjects import findings, made, missed_by_gradcheck, normal, rule_tests
 
 X = normal(4, 5)
 
@@ -71,3 +71,12 @@ PLANTED = {
 
 test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 test_gradcheck_alone_would_miss_it = missed_by_gradcheck(PLANTED, "another constant")
+
+
+def test_wrong_entries_are_counted():
+    guards = torch.tensor([[1e-12], [1e-12], [1e-12], [1e-10]], dtype=torch.float64)
+    target = made(smooth_abs, lambda g, x: g * x / (x * x + guards).sqrt())
+
+    (finding,) = findings(check, target, X)
+
+    assert "wrong in 5 of 20 entries" in finding.at
