@@ -6,10 +6,8 @@ code has none, so its text is put there under a name of its own, for as long as 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import linecache
-import tokenize
 import weakref
 from collections.abc import Iterator
 from types import CodeType
@@ -49,16 +47,6 @@ def _listed(text: str, title: str) -> str:
             break
     _last[title] = number
     return path
-
-
-def list_file(path: str, real: str) -> None:
-    """Let `linecache` have the lines of the file `real` under `path`, too, where there is none."""
-    linecache.cache.setdefault(path, (functools.partial(_text_of, real),))  # read when asked for
-
-
-def _text_of(path: str) -> str:
-    with tokenize.open(path) as file:
-        return file.read()
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

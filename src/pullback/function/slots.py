@@ -19,8 +19,6 @@ from torch.autograd.function import BackwardCFunction, FunctionMeta, _SingleLeve
 from torch.autograd.function import Function as TorchFunction
 from torch.utils import _python_dispatch
 
-from pullback.function.generated import list_file
-
 _context: Any = BackwardCFunction
 
 get_to_save = _context.to_save.__get__
@@ -215,13 +213,12 @@ def unseen(function: Any) -> Any:
     `Function.apply`; the functions marked so stand in for what PyTorch does there, and must be
     treated the same. Dynamo goes by the folder in the code object's file name, in every release
     from 2.11 to 2.15, with no `..` in it. So `pullback/function/x.py` is `torch/autograd/pullback/
-    function/x.py` here, and `linecache` has its lines, for tracebacks and debuggers. (For an error
-    that is not caught, Python reads files by itself up to 3.12, and prints the number alone.)
+    function/x.py` here. Tracebacks and debuggers find its lines by the loader of the module. (For
+    an error that is not caught, Python up to 3.12 reads files by itself, and prints the number.)
     """
     code = function.__code__
     folder = os.path.dirname(torch_function.__file__)
     path = os.path.join(folder, "pullback", "function", os.path.basename(code.co_filename))
-    list_file(path, code.co_filename)
     function.__code__ = code.replace(co_filename=path)
     return function
 
