@@ -44,6 +44,7 @@ class Rows:
     parts: tuple[tuple[Tensor, ...], ...]
     wrong: tuple[Tensor, ...]
     is_one: bool = True  # whether all ranks of a block have the same gradient
+    is_own_share: bool = False  # whether each is what that rank's use of the value adds
 
     @property
     def is_right(self) -> bool:
@@ -111,8 +112,7 @@ def _is_idle(joint: Joint, position: int) -> bool:
     if any(reply.value.gradients.get(position) is not None for reply in joint.first):
         return False
     slopes = joint.slopes(frozenset(), is_brief=True)
-    moved = [slopes[rank, p] for rank, p in slopes if p == position]
-    return not any(bool(change.any()) for slope in moved for row in slope.change for change in row)
+    return not any(slopes[rank, p].is_felt for rank, p in slopes if p == position)
 
 
 def _output_choices(joint: Joint, number: int) -> tuple[Placed, ...]:
@@ -145,11 +145,12 @@ def partly_shared(joint: Joint) -> Callable[[Judged], Assignment | None]:
     """For an assignment that is wrong: the same, with shares as the gradients that are wrong.
 
     So it is with the weights of a synchronised norm, whose gradients are summed elsewhere. None
-    where others are wrong too, or where it is declared what those gradients are.
+    where others are wrong too, where they are no share of that rank's, or where it is declared what
+    those gradients are.
     """
 
     def shared(one: Judged) -> Assignment | None:
-        names = {row.name for row in one.wrong if row.placed == REPLICATE}
+        names = {row.name for row in one.wrong if row.placed == REPLICATE and row.is_own_share}
         is_declared = any(joint.declared.of_input(name) for name in names)
         if not names or is_declared or len(names) < len(one.wrong):
             return None
@@ -214,7 +215,7 @@ def judged(
     ]
     if differing:
         return Judged(assignment, tuple(differing))
-    rows = tuple(_rows(joint, assignment, position, slopes, pulls) for position in joint.positions)
+    rows = tuple(_rows(joint, assignment, position, slopes, pulls) for position in joint.meant)
     return Judged(assignment, (), rows)
 
 
@@ -282,6 +283,10 @@ def _rows(
                 parts[s][rank].append(by[s])
     flat = [_joined(one) for one in got]
     share, off = [_joined(one) for one in own], [_joined(one) for one in errors]
+    is_own_share = not joint.is_global and not any(
+        bool(differs(*row, is_exact=joint.is_exact).any())
+        for row in zip(flat, share, off, strict=True)
+    )
     if placed.is_replicated:
         want, off = _over_blocks(joint, share), _over_blocks(joint, off)
         if placed.has_shares:
@@ -292,7 +297,17 @@ def _rows(
         differs(g, w, e, is_exact=joint.is_exact) for g, w, e in zip(flat, want, off, strict=True)
     ]
     by_rank = tuple(tuple(_joined(one) for one in row) for row in parts)
-    return Rows(name, placed, tuple(flat), tuple(want), tuple(share), by_rank, tuple(wrong), is_one)
+    return Rows(
+        name,
+        placed,
+        tuple(flat),
+        tuple(want),
+        tuple(share),
+        by_rank,
+        tuple(wrong),
+        is_one,
+        is_own_share,
+    )
 
 
 def _pulled(

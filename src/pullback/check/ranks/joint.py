@@ -75,15 +75,20 @@ class Joint:
         self.tried = {"runs": 0}
         self.blamed: set[str] = set()  # what a rule has found, for those that come later
         self._ask = ask
+        self.given_up: RanksLost | None = None  # why nothing is asked any more
         self._known: dict[Any, Any] = {}
 
     # ---- questions ----
 
     def ask(self, command: Callable[[int], Command]) -> list[Reply]:
         """The answers of all ranks; raises `RanksLost`, or `Failed` where one raised."""
+        if self.given_up is not None:
+            raise self.given_up
         replies = self._ask([command(rank) for rank in range(self.size)])
         self.tried["runs"] += 1
         if any(reply.raised is not None for reply in replies):
+            if any(step.may_be_under_way for reply in replies for step in reply.steps):
+                self.renew()  # what one has sent, and another not received, would come later
             raise Failed(replies)
         return replies
 
@@ -117,6 +122,12 @@ class Joint:
         """The arguments whose gradients are checked: those that need them on every rank."""
         needed = [{i for i, a in enumerate(g.args) if a.is_needed} for g in self.given]
         return tuple(sorted(set.intersection(*needed)))
+
+    @cached_property
+    def meant(self) -> tuple[int, ...]:
+        """Those of `positions` whose gradients are to be forward's: they are no surrogates."""
+        is_surrogate = self.target.intent.is_surrogate
+        return tuple(p for p in self.positions if not is_surrogate(self.names[p]))
 
     def argument(self, rank: int, position: int) -> Argument:
         """An argument of a rank."""

@@ -85,7 +85,7 @@ def _gradients(joint: Joint) -> Iterator[Finding | Skip]:
         pattern = tuple(placed.has_one_cotangent for placed in assignment.outputs)
         cotangents, pulled = joint.pulled(key, pattern, 0)
         want = reference_gradients(joint, assignment, joint.point(key), cotangents, pulled)
-        for position in joint.positions:
+        for position in joint.meant:
             name = joint.names[position]
             for rank in range(joint.size):
                 have = pulled[rank].gradients[position]

@@ -56,6 +56,9 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     if joint.target.is_once_differentiable:
         yield Skip(RULE, "second derivatives are refused")
         return
+    if joint.meant != joint.positions:
+        yield Skip(RULE, "gradients are declared to be surrogates")
+        return
     found = consistent(joint)
     if not found:
         yield Skip(RULE, "the gradients are wrong already")

@@ -90,6 +90,9 @@ def _of(fault: RankFault) -> Callable[[Joint], Iterator[Finding | Skip]]:
         if not joint.positions:
             yield Skip(RULES_BY_FAULT[fault], "no input needs a gradient on every rank")
             return
+        if not joint.meant:
+            yield Skip(RULES_BY_FAULT[fault], "all gradients are declared to be surrogates")
+            return
         if joint.is_unsettled:
             yield Skip(RULES_BY_FAULT[fault], UNWAITED)
             return
