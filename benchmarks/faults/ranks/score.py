@@ -12,12 +12,12 @@ import sys
 import time
 
 import pullback as pb
-from benchmarks.faults.ranks import frameworks, layers, planted, sound
+from benchmarks.faults.ranks import frameworks, layers, meshes, planted, sound
 from benchmarks.faults.ranks.case import RankCase
 
 GROUPS = {
-    "sound": [*sound.CASES, *frameworks.SOUND, *layers.SOUND],
-    "planted": [*planted.CASES, *frameworks.PLANTED, *layers.PLANTED],
+    "sound": [*sound.CASES, *frameworks.SOUND, *layers.SOUND, *meshes.SOUND],
+    "planted": [*planted.CASES, *frameworks.PLANTED, *layers.PLANTED, *meshes.PLANTED],
 }
 
 

@@ -107,6 +107,11 @@ class Step:
         """Whether all ranks of the group take part."""
         return self.name not in POINT_TO_POINT
 
+    @property
+    def may_be_under_way(self) -> bool:
+        """Whether its message may still come when a call has ended by an error."""
+        return not self.is_collective or not self.is_waited
+
     def __str__(self) -> str:
         return f"{self.words} at {self.place}" if self.place else self.words
 
@@ -289,6 +294,15 @@ def waits_by_itself(types: Any) -> bool:
     return functional is not None and functional.AsyncCollectiveTensor in types
 
 
+def arrived(tensor: Tensor) -> Tensor:
+    """A tensor whose numbers are there: what a functional collective gives is waited for."""
+    unsettled: Any = tensor
+    while waits_by_itself((type(unsettled),)):
+        unsettled = unsettled.wait()
+    settled: Tensor = unsettled
+    return settled
+
+
 def is_group_name(arg: Any) -> bool:
     """Whether an argument of a functional collective stands for a group."""
     return isinstance(arg, dist.ProcessGroup) or (isinstance(arg, str) and arg not in REDUCTIONS)
@@ -351,9 +365,12 @@ def group_ranks(group: Any) -> tuple[int, ...]:
 
 
 def _place(above: int) -> str:
-    """The user's line that asks for a collective, some frames above."""
+    """The user's line that asks for a collective, some frames above; none where C++ asks for it.
+
+    What has called the check, and is still there in a fork, asks for nothing.
+    """
     frame: Any = sys._getframe(above)
-    while frame is not None:
+    while frame is not None and frame.f_globals.get("__package__") != __package__:
         if is_users(frame):
             return f"{near(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back

@@ -9,9 +9,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from pullback.check.ranks.blocks import is_one_value
+from pullback.check.ranks.blocks import Blocks, block_of, is_one_value
 from pullback.check.ranks.commands import Pulled, Values
-from pullback.check.ranks.joint import Joint, PointKey
+from pullback.check.ranks.joint import Joint, PointKey, Shared
 from pullback.check.ranks.placements import REPLICATE, SHARD, TRIED, Assignment, Placed
 from pullback.check.ranks.slope import Slope
 from pullback.judge.tolerances import (
@@ -44,6 +44,7 @@ class Rows:
     parts: tuple[tuple[Tensor, ...], ...]
     wrong: tuple[Tensor, ...]
     is_one: bool = True  # whether all ranks of a block have the same gradient
+    is_own_share: bool = False  # whether each is what that rank's use of the value adds
 
     @property
     def is_right(self) -> bool:
@@ -100,10 +101,27 @@ def assignments(joint: Joint) -> Iterator[Assignment]:
 def _choices(joint: Joint, position: int) -> tuple[Placed, ...]:
     declared = joint.declared.of_input(joint.names[position])
     if declared is not None:
-        return (declared,)
-    if joint.is_global:
-        return (REPLICATE,)
-    return TRIED if joint.is_same(position) and not _is_idle(joint, position) else (SHARD,)
+        kinds: tuple[Placed, ...] = (declared,)
+    elif joint.is_global:
+        kinds = (REPLICATE,)
+    else:
+        is_tried = joint.is_same(position) and not _is_idle(joint, position)
+        kinds = TRIED if is_tried else (SHARD,)
+    return _over(joint, kinds, (joint.held_by(position),), lambda placed: placed.is_replicated)
+
+
+def _over(
+    joint: Joint,
+    kinds: Sequence[Placed],
+    every: Sequence[Blocks],
+    is_one: Callable[[Placed], bool],
+) -> tuple[Placed, ...]:
+    """Placements with the ranks that hold one value, where that is not all that belong together."""
+    return tuple(
+        replace(placed, over=() if blocks == joint.blocks else blocks)
+        for placed in kinds
+        for blocks in (every if is_one(placed) else (joint.blocks,))
+    )
 
 
 def _is_idle(joint: Joint, position: int) -> bool:
@@ -111,17 +129,29 @@ def _is_idle(joint: Joint, position: int) -> bool:
     if any(reply.value.gradients.get(position) is not None for reply in joint.first):
         return False
     slopes = joint.slopes(frozenset(), is_brief=True)
-    moved = [slopes[rank, p] for rank, p in slopes if p == position]
-    return not any(bool(change.any()) for slope in moved for row in slope.change for change in row)
+    return not any(slopes[rank, p].is_felt for rank, p in slopes if p == position)
 
 
 def _output_choices(joint: Joint, number: int) -> tuple[Placed, ...]:
     declared = joint.declared.of_output(number)
     if declared is not None:
-        return (declared,)
-    if joint.is_global:
-        return (REPLICATE,)
-    return TRIED if joint.live[number] else (SHARD,)
+        kinds: tuple[Placed, ...] = (declared,)
+    elif joint.is_global:
+        kinds = (REPLICATE,)
+    else:
+        kinds = TRIED if joint.live[number] else (SHARD,)
+    held = joint.output_held_by(number)
+    return _over(joint, kinds, held, lambda placed: placed.has_one_cotangent)
+
+
+def held(joint: Joint, placed: Placed) -> Blocks:
+    """The ranks that hold one value under a placement."""
+    return placed.over or joint.blocks
+
+
+def shared_of(joint: Joint, assignment: Assignment) -> Shared:
+    """Of each output the ranks whose cotangents are one."""
+    return tuple(held(joint, p) if p.has_one_cotangent else () for p in assignment.outputs)
 
 
 def all_judged(joint: Joint) -> list[Judged]:
@@ -145,11 +175,12 @@ def partly_shared(joint: Joint) -> Callable[[Judged], Assignment | None]:
     """For an assignment that is wrong: the same, with shares as the gradients that are wrong.
 
     So it is with the weights of a synchronised norm, whose gradients are summed elsewhere. None
-    where others are wrong too, or where it is declared what those gradients are.
+    where others are wrong too, where they are no share of that rank's, or where it is declared what
+    those gradients are.
     """
 
     def shared(one: Judged) -> Assignment | None:
-        names = {row.name for row in one.wrong if row.placed == REPLICATE}
+        names = {row.name for row in one.wrong if row.placed.is_replicated and row.is_own_share}
         is_declared = any(joint.declared.of_input(name) for name in names)
         if not names or is_declared or len(names) < len(one.wrong):
             return None
@@ -196,13 +227,13 @@ def judged(
     """What holds of the gradients under an assignment, at a point that `key` names."""
     replicated = replicated_of(joint, assignment)
     key = key or replicated
-    is_one = tuple(placed.has_one_cotangent for placed in assignment.outputs)
-    pulls = [joint.pulled(key, is_one, draw) for draw in range(DRAWS)]
+    shared = shared_of(joint, assignment)
+    pulls = [joint.pulled(key, draw, shared) for draw in range(DRAWS)]
     outputs = [pulled.outputs for pulled in pulls[0][1]]
     differing = [
         number
         for number, placed in enumerate(assignment.outputs)
-        if placed.is_replicated and not _is_one(joint, outputs, number)
+        if placed.is_replicated and not _is_one(outputs, number, held(joint, placed))
     ]
     if differing:
         return Judged(assignment, tuple(differing))
@@ -210,27 +241,32 @@ def judged(
     differing = [
         number
         for number, placed in enumerate(assignment.outputs)
-        if placed.is_replicated and not _moves_as_one(joint, slopes, replicated, number)
+        if placed.is_replicated
+        and not _moves_as_one(joint, slopes, replicated, number, held(joint, placed))
     ]
     if differing:
         return Judged(assignment, tuple(differing))
-    rows = tuple(_rows(joint, assignment, position, slopes, pulls) for position in joint.positions)
+    rows = tuple(_rows(joint, assignment, position, slopes, pulls) for position in joint.meant)
     return Judged(assignment, (), rows)
 
 
-def _is_one(joint: Joint, outputs: Sequence[Values], number: int) -> bool:
-    return all(is_one_value([outputs[rank][number] for rank in block]) for block in joint.blocks)
+def _is_one(outputs: Sequence[Values], number: int, blocks: Blocks) -> bool:
+    return all(is_one_value([outputs[rank][number] for rank in block]) for block in blocks)
 
 
 def _moves_as_one(
-    joint: Joint, slopes: dict[tuple[int, int], Slope], replicated: frozenset[int], number: int
+    joint: Joint,
+    slopes: dict[tuple[int, int], Slope],
+    replicated: frozenset[int],
+    number: int,
+    blocks: Blocks,
 ) -> bool:
     """Whether an output stays one value when inputs move: sharded ones alone, others together."""
-    for block in joint.blocks:
+    for block in blocks:
         for position in joint.positions:
             movers = [[r] for r in range(joint.size)]
             if position in replicated:
-                movers = [list(b) for b in joint.blocks]
+                movers = [list(b) for b in joint.held_by(position)]
             for ranks in movers:
                 present = [slopes[r, position] for r in ranks if (r, position) in slopes]
                 if not present:
@@ -258,6 +294,7 @@ def _rows(
     """One input's gradients and what they must be, all draws in a row."""
     name = joint.names[position]
     placed = assignment.of(name)
+    blocks = held(joint, placed)
     size = joint.size
     present = [(r, position) in slopes for r in range(size)]
     mover = [slopes.get((r, position)) for r in range(size)]
@@ -269,7 +306,7 @@ def _rows(
     is_one = True
     for cotangents, pulled in pulls:
         grads = [p.gradients[position] for p in pulled]
-        is_one &= all(is_one_value([grads[rank] for rank in block]) for block in joint.blocks)
+        is_one &= all(is_one_value([grads[rank] for rank in block]) for block in blocks)
         for rank in range(size):
             slope = mover[rank] if present[rank] else lead
             if slope is None:
@@ -282,17 +319,31 @@ def _rows(
                 parts[s][rank].append(by[s])
     flat = [_joined(one) for one in got]
     share, off = [_joined(one) for one in own], [_joined(one) for one in errors]
+    is_own_share = not joint.is_global and not any(
+        bool(differs(*row, is_exact=joint.is_exact).any())
+        for row in zip(flat, share, off, strict=True)
+    )
     if placed.is_replicated:
-        want, off = _over_blocks(joint, share), _over_blocks(joint, off)
+        want, off = _over_blocks(share, blocks), _over_blocks(off, blocks)
         if placed.has_shares:
-            flat = _over_blocks(joint, flat)
+            flat = _over_blocks(flat, blocks)
     else:
         want = share
     wrong = [
         differs(g, w, e, is_exact=joint.is_exact) for g, w, e in zip(flat, want, off, strict=True)
     ]
     by_rank = tuple(tuple(_joined(one) for one in row) for row in parts)
-    return Rows(name, placed, tuple(flat), tuple(want), tuple(share), by_rank, tuple(wrong), is_one)
+    return Rows(
+        name,
+        placed,
+        tuple(flat),
+        tuple(want),
+        tuple(share),
+        by_rank,
+        tuple(wrong),
+        is_one,
+        is_own_share,
+    )
 
 
 def _pulled(
@@ -313,7 +364,7 @@ def _pulled(
         for s in range(joint.size):
             value, off = slope.pulled(s, number, cotangents[s][number])
             by[s] += value
-            if not placed.is_replicated or s == joint.block_of(s)[0]:
+            if not placed.is_replicated or s == block_of(held(joint, placed), s)[0]:
                 total += value
                 error += off
     return total, error, by
@@ -323,10 +374,10 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(rows)) if rows else torch.zeros(0, dtype=torch.float64)
 
 
-def _over_blocks(joint: Joint, rows: Sequence[Tensor]) -> list[Tensor]:
+def _over_blocks(rows: Sequence[Tensor], blocks: Blocks) -> list[Tensor]:
     """The sum over the ranks of each rank's block."""
     return [
-        torch.stack([rows[r] for r in joint.block_of(rank)]).sum(0) for rank in range(joint.size)
+        torch.stack([rows[r] for r in block_of(blocks, rank)]).sum(0) for rank in range(len(rows))
     ]
 
 

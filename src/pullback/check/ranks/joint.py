@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from pullback.check.finding import Finding, Rule
-from pullback.check.ranks.blocks import components, is_same_everywhere, made_apart
+from pullback.check.ranks.blocks import (
+    Blocks,
+    block_of,
+    is_one_value,
+    is_same_everywhere,
+    made_apart,
+    mesh_blocks,
+)
 from pullback.check.ranks.collectives import Step, unequal_steps
 from pullback.check.ranks.commands import (
     Accept,
@@ -50,6 +57,7 @@ UNWAITED = "a collective is not waited for"
 
 JointPoint = tuple[Mapping[int, Tensor], ...]  # the values of each rank, by position
 PointKey = frozenset[int] | str
+Shared = tuple[Blocks, ...]  # of each output the ranks with one cotangent; none: each its own
 
 
 class Joint:
@@ -75,15 +83,20 @@ class Joint:
         self.tried = {"runs": 0}
         self.blamed: set[str] = set()  # what a rule has found, for those that come later
         self._ask = ask
+        self.given_up: RanksLost | None = None  # why nothing is asked any more
         self._known: dict[Any, Any] = {}
 
     # ---- questions ----
 
     def ask(self, command: Callable[[int], Command]) -> list[Reply]:
         """The answers of all ranks; raises `RanksLost`, or `Failed` where one raised."""
+        if self.given_up is not None:
+            raise self.given_up
         replies = self._ask([command(rank) for rank in range(self.size)])
         self.tried["runs"] += 1
         if any(reply.raised is not None for reply in replies):
+            if any(step.may_be_under_way for reply in replies for step in reply.steps):
+                self.renew()  # what one has sent, and another not received, would come later
             raise Failed(replies)
         return replies
 
@@ -117,6 +130,12 @@ class Joint:
         """The arguments whose gradients are checked: those that need them on every rank."""
         needed = [{i for i, a in enumerate(g.args) if a.is_needed} for g in self.given]
         return tuple(sorted(set.intersection(*needed)))
+
+    @cached_property
+    def meant(self) -> tuple[int, ...]:
+        """Those of `positions` whose gradients are to be forward's: they are no surrogates."""
+        is_surrogate = self.target.intent.is_surrogate
+        return tuple(p for p in self.positions if not is_surrogate(self.names[p]))
 
     def argument(self, rank: int, position: int) -> Argument:
         """An argument of a rank."""
@@ -164,19 +183,44 @@ class Joint:
         """Whether all of forward is in float64."""
         return self.noise < EXACT
 
-    @cached_property
-    def blocks(self) -> tuple[tuple[int, ...], ...]:
+    @property
+    def blocks(self) -> Blocks:
         """The ranks that belong together: those of the groups that are given, or communicate."""
+        return self.meshes[0]
+
+    @cached_property
+    def meshes(self) -> tuple[Blocks, ...]:
+        """The ranks over which a value may be one: by all those groups, then by fewer of them."""
+        if self.is_global:
+            return ((tuple(range(self.size)),),)
         groups = [a.ranks for g in self.given for a in g.args if a.ranks]
         if not groups:
             groups = [s.ranks for reply in self.plain for s in reply.steps]
         if not groups:
             groups = [s.ranks for steps in self.steps for s in steps]
-        return components(groups, self.size)
+        return mesh_blocks(groups, self.size)
 
-    def block_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that a rank belongs to."""
-        return next(block for block in self.blocks if rank in block)
+    def held_by(self, position: int) -> Blocks:
+        """The ranks that hold one value of an input where it is replicated.
+
+        These are as many as were given the same: a hint, and no proof.
+        """
+
+        def compute() -> Blocks:
+            return next((b for b in self.meshes if self._is_same(position, b)), self.blocks)
+
+        return self.once(("held by", position), compute)
+
+    def output_held_by(self, number: int) -> tuple[Blocks, ...]:
+        """The same of an output, at the inputs given, and where those of all ranks differ."""
+        if len(self.meshes) == 1:
+            return self.meshes
+        points = [[r.value for r in self.plain], self._outputs(frozenset())]
+        found = [
+            next((b for b in self.meshes if _is_one(outputs, number, b)), None)
+            for outputs in points
+        ]
+        return tuple(dict.fromkeys(b for b in found if b is not None)) or (self.blocks,)
 
     @property
     def outputs(self) -> int:
@@ -212,10 +256,12 @@ class Joint:
     # ---- points ----
 
     def is_same(self, position: int) -> bool:
-        """Whether the ranks of each block were given the same value: a hint, and no proof."""
+        """Whether ranks that may hold one value were given the same."""
+        return self._is_same(position, self.held_by(position))
+
+    def _is_same(self, position: int, blocks: Blocks) -> bool:
         return all(
-            is_same_everywhere([self._start(rank, position) for rank in block])
-            for block in self.blocks
+            is_same_everywhere([self._start(rank, position) for rank in block]) for block in blocks
         )
 
     def _start(self, rank: int, position: int) -> Tensor:
@@ -254,7 +300,7 @@ class Joint:
             is_one = position in replicated or self.is_global
             move = is_apart and not is_one and self.is_same(position) and self.size > 1
             for rank in range(self.size):
-                source = self.block_of(rank)[0] if is_one else rank
+                source = block_of(self.held_by(position), rank)[0] if is_one else rank
                 value = self._start(source, position)
                 values[rank][position] = made_apart(value, rank, position) if move else value
         return tuple(values)
@@ -308,17 +354,16 @@ class Joint:
         )
         return [reply.value for reply in replies]
 
-    def cotangents(
-        self, outputs: Sequence[Values], is_one: Sequence[bool], draw: int
-    ) -> list[Values]:
-        """The `draw`-th cotangents of each rank: one for all of a block where `is_one`."""
+    def cotangents(self, outputs: Sequence[Values], draw: int, shared: Shared = ()) -> list[Values]:
+        """The `draw`-th cotangents of each rank: one for the ranks that share an output."""
         found: list[Values] = []
         for rank, values in enumerate(outputs):
-            first = self.block_of(rank)[0]
+            first = [block_of(blocks, rank)[0] if blocks else rank for blocks in shared]
+            first = first or [rank] * len(values)
             drawn = [
                 None
                 if value is None or not self.live[o]
-                else cotangent_of(value, 31 * (first if is_one[o] else rank) + 7 * o + draw)
+                else cotangent_of(value, 31 * first[o] + 7 * o + draw)
                 for o, value in enumerate(values)
             ]
             for o, cotangent in enumerate(drawn):
@@ -328,17 +373,19 @@ class Joint:
         return found
 
     def pulled(
-        self, key: PointKey, is_one: tuple[bool, ...], draw: int
+        self, key: PointKey, draw: int, shared: Shared = ()
     ) -> tuple[list[Values], list[Pulled]]:
         """The cotangents of a draw, and what backward gives for them."""
 
         def compute() -> tuple[list[Values], list[Pulled]]:
-            point = self.point(key)
-            outputs = self.once(("forward", key), lambda: self.forward(point))
-            cotangents = self.cotangents(outputs, is_one, draw)
-            return cotangents, self.pull(point, cotangents)
+            cotangents = self.cotangents(self._outputs(key), draw, shared)
+            return cotangents, self.pull(self.point(key), cotangents)
 
-        return self.once(("pulled", key, is_one, draw), compute)
+        return self.once(("pulled", key, shared, draw), compute)
+
+    def _outputs(self, key: PointKey) -> list[Values]:
+        """The outputs of each rank at a point."""
+        return self.once(("forward", key), lambda: self.forward(self.point(key)))
 
     # ---- differences ----
 
@@ -406,6 +453,10 @@ class Joint:
             told = each[0] if len(set(each)) == 1 else " | ".join(each)
             parts.append(f"{name}: {told}")
         return f"{', '.join(parts)} (on {self.size} ranks)"
+
+
+def _is_one(outputs: Sequence[Values], number: int, blocks: Blocks) -> bool:
+    return all(is_one_value([outputs[rank][number] for rank in block]) for block in blocks)
 
 
 def _ones_of(outputs: Values) -> Values:

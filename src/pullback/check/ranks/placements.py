@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from pullback.check.ranks.blocks import Blocks
 from pullback.errors import DeclarationError
 
 OUT = "out"
@@ -46,11 +47,13 @@ class Placed:
 
     `dim` is the dimension along which shards are joined for a reference; None where they are not.
     `has_shares` says of a replicated input that the gradients are shares of the one gradient.
+    `over` are the ranks that hold one value, if these are not all that belong together.
     """
 
     kind: Placement
     dim: int | None = None
     has_shares: bool = False
+    over: Blocks = ()
 
     @property
     def is_replicated(self) -> bool:
@@ -64,6 +67,8 @@ class Placed:
 
     def __str__(self) -> str:
         text = f"{self.kind}({self.dim})" if self.dim is not None else str(self.kind)
+        several = [", ".join(map(str, block)) for block in self.over if len(block) > 1]
+        text += f" over ranks {' and '.join(several)}" if several else ""
         return f"{text}, its gradient partial" if self.has_shares else text
 
 

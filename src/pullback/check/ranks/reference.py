@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.ranks.blocks import block_of
 from pullback.check.ranks.commands import Pulled, Values
+from pullback.check.ranks.consistency import held
 from pullback.check.ranks.joint import Joint, JointPoint
 from pullback.check.ranks.placements import Assignment, Placed
 from pullback.judge.example import can_differ, wide_of
@@ -52,7 +54,7 @@ def reference_gradients(
         loss = torch.zeros((), dtype=torch.float64)
         for number, placed in enumerate(assignment.outputs):
             for rank in range(joint.size):
-                if placed.is_replicated and rank != joint.block_of(rank)[0]:
+                if placed.is_replicated and rank != block_of(held(joint, placed), rank)[0]:
                     continue
                 cotangent = cotangents[rank][number]
                 if cotangent is not None:
@@ -80,9 +82,11 @@ def _total(
     position: int,
 ) -> Tensor | None:
     """The gradient that a rank must have: its own, or that of the one value."""
-    if not assignment.of(joint.names[position]).is_replicated:
+    placed = assignment.of(joint.names[position])
+    if not placed.is_replicated:
         return own[rank][position]
-    parts = [g for g in (own[r][position] for r in joint.block_of(rank)) if g is not None]
+    block = block_of(held(joint, placed), rank)
+    parts = [g for g in (own[r][position] for r in block) if g is not None]
     return torch.stack(parts).sum(0) if parts else None
 
 

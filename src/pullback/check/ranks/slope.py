@@ -24,6 +24,11 @@ class Slope:
     change: tuple[tuple[Tensor, ...], ...]
     error: tuple[tuple[Tensor, ...], ...]
 
+    @property
+    def is_felt(self) -> bool:
+        """Whether any output of any rank changes."""
+        return any(bool(change.any()) for row in self.change for change in row)
+
     def along(self, gradient: Tensor | None) -> Tensor:
         """`<gradient, direction>` for each direction."""
         rows = len(self.directions)

@@ -39,7 +39,7 @@ def _wrong_pairs(joint: Joint, judged: Judged, name: str) -> list[tuple[int, int
     position = joint.names.index(name)
     key = replicated_of(joint, judged.assignment)
     slopes = joint.slopes(key)
-    drawn, _ = joint.pulled(key, (False,) * joint.outputs, 0)
+    drawn, _ = joint.pulled(key, 0)
     found: list[tuple[int, int]] = []
     for source in range(joint.size):
         alone = [

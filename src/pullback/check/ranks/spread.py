@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.check.ranks.collectives import arrived
 from pullback.check.ranks.commands import CotangentLayout, LocalPart
 from pullback.judge.example import exact_copy
 
@@ -23,7 +24,7 @@ def whole_of(tensor: Tensor) -> Tensor:
     if is_spread(tensor):
         spread: Any = tensor
         tensor = spread.full_tensor()
-    return tensor.detach().cpu()
+    return arrived(tensor).detach().cpu()
 
 
 def put_like(old: Any, value: Tensor) -> Tensor:

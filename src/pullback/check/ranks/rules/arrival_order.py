@@ -43,7 +43,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
         yield Skip(RULE, UNWAITED)
         return
     key = frozenset[int]()
-    cotangents, usual = joint.pulled(key, (False,) * joint.outputs, 0)
+    cotangents, usual = joint.pulled(key, 0)
     point = joint.point(key)
     for words, delays in orders(joint):
         now = joint.pull(point, cotangents, delays=delays)

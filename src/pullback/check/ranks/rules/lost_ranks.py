@@ -106,7 +106,7 @@ def _with_zeros(joint: Joint) -> Iterator[Finding | Skip]:
         yield Skip(DEADLOCK, "backward makes no collective with cotangents of each rank's own")
         return
     key = replicated_of(joint, own[0])
-    drawn, _ = joint.pulled(key, (False,) * joint.outputs, 0)
+    drawn, _ = joint.pulled(key, 0)
     rank = joint.size - 1
     zeros = tuple(None if c is None else torch.zeros_like(c) for c in drawn[rank])
     try:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.finding import Finding, Rule, Skip
-from pullback.check.ranks.consistency import consistent, replicated_of
+from pullback.check.ranks.consistency import consistent, replicated_of, shared_of
 from pullback.check.ranks.joint import Joint
 from pullback.check.ranks.reference import ReferenceFailed, reference_gradients, reference_outputs
 from pullback.judge.example import wide_of
@@ -82,10 +82,9 @@ def _gradients(joint: Joint) -> Iterator[Finding | Skip]:
         return
     for assignment in consistent(joint):
         key = replicated_of(joint, assignment)
-        pattern = tuple(placed.has_one_cotangent for placed in assignment.outputs)
-        cotangents, pulled = joint.pulled(key, pattern, 0)
+        cotangents, pulled = joint.pulled(key, 0, shared_of(joint, assignment))
         want = reference_gradients(joint, assignment, joint.point(key), cotangents, pulled)
-        for position in joint.positions:
+        for position in joint.meant:
             name = joint.names[position]
             for rank in range(joint.size):
                 have = pulled[rank].gradients[position]

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from pullback.check.facts import At, Cotangent, Input, Second
 from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.blocks import block_of
 from pullback.check.ranks.commands import Reply, Values
-from pullback.check.ranks.consistency import consistent, replicated_of
+from pullback.check.ranks.consistency import consistent, held, replicated_of, shared_of
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint, JointPoint
 from pullback.check.ranks.placements import Assignment
@@ -55,6 +56,9 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     """The second derivatives, under each assignment that holds, until one is right."""
     if joint.target.is_once_differentiable:
         yield Skip(RULE, "second derivatives are refused")
+        return
+    if joint.meant != joint.positions:
+        yield Skip(RULE, "gradients are declared to be surrogates")
         return
     found = consistent(joint)
     if not found:
@@ -88,8 +92,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
 def _wrong(joint: Joint, assignment: Assignment, *, is_one: bool) -> WrongSecond | None:
     """Where second derivatives are wrong; `is_one`: gradients of one value have one cotangent."""
     key = replicated_of(joint, assignment)
-    pattern = tuple(placed.has_one_cotangent for placed in assignment.outputs)
-    cotangents, _ = joint.pulled(key, pattern, 0)
+    cotangents, _ = joint.pulled(key, 0, shared_of(joint, assignment))
     point = joint.point(key)
     seconds = _seconds(joint, key, is_one=is_one)
     pulled = joint.pull(point, cotangents, seconds=seconds)
@@ -117,7 +120,7 @@ def _seconds(joint: Joint, key: frozenset[int], *, is_one: bool) -> Seconds:
         own: dict[int, Tensor] = {}
         for position, value in joint.point(key)[rank].items():
             same = is_one and position in key
-            source = joint.block_of(rank)[0] if same else rank
+            source = block_of(joint.held_by(position), rank)[0] if same else rank
             drawn = cotangent_of(value, 501 + 17 * source + position)
             assert drawn is not None
             own[position] = drawn
@@ -133,7 +136,7 @@ def _moves(joint: Joint, seconds: Seconds, key: frozenset[int], *, is_one: bool)
         for position, value in seconds[rank].items():
             own[position] = value
             if position in key and not is_one:
-                block = joint.block_of(rank)
+                block = block_of(joint.held_by(position), rank)
                 own[position] = torch.stack([seconds[r][position] for r in block]).sum(0)
         found.append(own)
     return found
@@ -165,7 +168,7 @@ def _wrong_cotangent(
     """The derivative by the cotangent of the first output where it is wrong."""
     values = [joint.forward(_moved(point, moves, step)) for step in STEPS]
     for number, placed in enumerate(assignment.outputs):
-        for block in joint.blocks if joint.live[number] else ():
+        for block in held(joint, placed) if joint.live[number] else ():
             want = [_slope([_there(v[r], number) for v in values]) for r in block]
             want = [
                 torch.zeros_like(w) if joint.is_unset(r, number) else w
@@ -202,13 +205,12 @@ def _wrong_input(
     want = float(_slope(sums))
     total = 0.0
     lead = 0.0
-    for block in joint.blocks:
-        for rank in block:
-            for position, direction in along[rank].items():
-                gradient = got[rank].get(position)
-                part = 0.0 if gradient is None else float(inner(gradient, direction))
-                total += part
-                lead += part if position not in key or rank == block[0] else 0.0
+    for rank in range(joint.size):
+        for position, direction in along[rank].items():
+            gradient = got[rank].get(position)
+            part = 0.0 if gradient is None else float(inner(gradient, direction))
+            total += part
+            lead += part if position not in key or _leads(joint, rank, position) else 0.0
     scale = max(abs(want), 1.0)
     if any(abs(found - want) <= NEAR * scale for found in (total, lead)):
         return None
@@ -226,14 +228,18 @@ def _sum(
     """`<gradients, seconds>`: once for each value."""
     pulled = joint.pull(point, cotangents)
     total = torch.zeros((), dtype=torch.float64)
-    for block in joint.blocks:
-        for rank in block:
-            for position, second in seconds[rank].items():
-                gradient = pulled[rank].gradients.get(position)
-                if gradient is None or (position in key and is_one and rank != block[0]):
-                    continue
+    for rank in range(joint.size):
+        for position, second in seconds[rank].items():
+            gradient = pulled[rank].gradients.get(position)
+            is_again = position in key and is_one and not _leads(joint, rank, position)
+            if gradient is not None and not is_again:
                 total = total + inner(gradient, second)
     return total
+
+
+def _leads(joint: Joint, rank: int, position: int) -> bool:
+    """Whether a rank is the first of those that hold one value of an input."""
+    return rank == block_of(joint.held_by(position), rank)[0]
 
 
 def _there(values: Values, number: int) -> Tensor:

@@ -45,7 +45,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
         return
     key = frozenset[int]()
     point = joint.point(key)
-    cotangents, usual = joint.pulled(key, (False,) * joint.outputs, 0)
+    cotangents, usual = joint.pulled(key, 0)
     one = [_constant(values) for values in cotangents]
     for laid, given in ((CotangentLayout.TRANSPOSED, cotangents), (CotangentLayout.EXPANDED, one)):
         plain = usual if laid is CotangentLayout.TRANSPOSED else joint.pull(point, given)

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 
 from pullback.check.facts import At, Gradient
 from pullback.check.finding import Finding, Rule, Severity, Skip
-from pullback.check.ranks.consistency import consistent, judged
+from pullback.check.ranks.consistency import consistent, judged, replicated_of
 from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
-from pullback.check.ranks.joint import Joint, JointPoint
+from pullback.check.ranks.joint import UNWAITED, Joint, JointPoint
 from pullback.check.ranks.placements import Assignment
 
 RULE = Rule("R111", "uneven-shards", "ranks")
@@ -40,13 +40,16 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     if joint.is_shared:
         yield Skip(RULE, "the ranks are the caller's own, and forward may end them")
         return
+    if joint.is_unsettled:
+        yield Skip(RULE, UNWAITED)
+        return
     found = consistent(joint)
     if not found:
         yield Skip(RULE, "the gradients are wrong at even shards")
         return
-    assignment = next((a for a in found if _sharded(joint, a)), None)
-    point = None if assignment is None else uneven(joint, assignment)
-    if assignment is None or point is None:
+    points = ((assignment, uneven(joint, assignment)) for assignment in found)
+    assignment, point = next((pair for pair in points if pair[1] is not None), (found[0], None))
+    if point is None:
         yield Skip(RULE, "no input is sharded into rows of a number that no argument tells")
         return
     joint.set_point(KEY, point)
@@ -91,15 +94,22 @@ def _judged(joint: Joint, assignment: Assignment) -> Iterator[Finding | Skip]:
 
 
 def _sharded(joint: Joint, assignment: Assignment) -> list[int]:
-    """The positions of sharded inputs."""
-    return [p for p in joint.positions if not assignment.of(joint.names[p]).is_replicated]
+    """The positions of sharded inputs that matter on the ranks that are to have less."""
+    last = [block[-1] for block in joint.blocks]
+    slopes = joint.slopes(replicated_of(joint, assignment))
+    return [
+        p
+        for p in joint.positions
+        if not assignment.of(joint.names[p]).is_replicated
+        and all((rank, p) in slopes and slopes[rank, p].is_felt for rank in last)
+    ]
 
 
 def uneven(joint: Joint, assignment: Assignment) -> JointPoint | None:
     """The point with a row less of each sharded input on the last rank of each block."""
-    positions = _sharded(joint, assignment)
     if joint.is_global:
         return None
+    positions = _sharded(joint, assignment)
     values = [dict(one) for one in joint.point(frozenset(joint.positions) - frozenset(positions))]
     shapes = {tuple(v[p].shape) for v in values for p in positions}
     sizes = {shape[0] if shape else 0 for shape in shapes}

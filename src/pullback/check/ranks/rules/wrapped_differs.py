@@ -30,7 +30,7 @@ from pullback.check.facts import At, Gradient
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import Around, Wrap
-from pullback.check.ranks.consistency import consistent, replicated_of
+from pullback.check.ranks.consistency import consistent, replicated_of, shared_of
 from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint, JointPoint
@@ -50,10 +50,11 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
         yield Skip(RULE, "no input can be a parameter that all ranks hold")
         return
     key = replicated_of(joint, found)
-    pattern = tuple(placed.has_one_cotangent for placed in found.outputs)
-    cotangents, alone = joint.pulled(key, pattern, 0)
+    cotangents, alone = joint.pulled(key, 0, shared_of(joint, found))
     point = joint.point(key)
-    parameters = tuple(p for p in sorted(key) if point[0][p].dim() > 0)
+    parameters = tuple(
+        p for p in sorted(key) if point[0][p].dim() > 0 and not found.of(joint.names[p]).over
+    )
     if not parameters:
         yield Skip(RULE, "no input can be a parameter that all ranks hold")
         return

@@ -69,7 +69,7 @@ def _by_next_call(joint: Joint) -> Iterator[Finding | Skip]:
     point = joint.point(frozenset())
     other = tuple({p: value * BETWEEN for p, value in values.items()} for values in point)
     outputs = joint.forward(point)
-    cotangents = joint.cotangents(outputs, [False] * joint.outputs, 0)
+    cotangents = joint.cotangents(outputs, 0)
     try:
         alone, again = joint.pull(point, cotangents), joint.pull(point, cotangents)
         after = joint.pull(point, cotangents, between=other)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from pullback.check.facts import At, Gradient, Output, numbers
 from pullback.check.finding import Finding, Rule, Skip
-from pullback.check.ranks.consistency import Judged, Rows, all_judged
+from pullback.check.ranks.consistency import Judged, Rows, all_judged, held
 from pullback.check.ranks.diagnosis import Diagnosis, RankFault, diagnosed
 from pullback.check.ranks.joint import UNWAITED, Joint
 from pullback.check.ranks.sources import wrong_source
@@ -46,7 +46,7 @@ def _faults(joint: Joint) -> Iterator[tuple[RankFault, Finding]]:
 
 
 def _diagnoses(joint: Joint, judged: Judged) -> list[tuple[Rows, Diagnosis]]:
-    return [(rows, diagnosed(rows, joint.blocks)) for rows in judged.wrong]
+    return [(rows, diagnosed(rows, held(joint, rows.placed))) for rows in judged.wrong]
 
 
 def _rank(judged: Judged, told: list[tuple[Rows, Diagnosis]]) -> tuple[int, int, int]:
@@ -89,6 +89,9 @@ def _of(fault: RankFault) -> Callable[[Joint], Iterator[Finding | Skip]]:
         """The findings of one fault."""
         if not joint.positions:
             yield Skip(RULES_BY_FAULT[fault], "no input needs a gradient on every rank")
+            return
+        if not joint.meant:
+            yield Skip(RULES_BY_FAULT[fault], "all gradients are declared to be surrogates")
             return
         if joint.is_unsettled:
             yield Skip(RULES_BY_FAULT[fault], UNWAITED)
