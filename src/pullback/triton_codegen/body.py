@@ -68,11 +68,11 @@ class _Body(KernelWriter):
             for store in self.kernel.stores:
                 self._store(store)
         is_looped = self.kernel.is_looped
+        ends = [line for one in self.accumulators for line in self._partial(*one)]
         head = self._head(is_looped)
         starts = []
         if is_looped:
             starts = [f"{name} = {self._empty(t, text)}" for t, name, text in self.accumulators]
-        ends = [line for one in self.accumulators for line in self._partial(*one)]
         row = [*self.places["row"], *self.row.lines]
         if is_looped:
             row = [self._loop(), *(f"    {line}" for line in [*self._row_lines(), *row])]
@@ -215,6 +215,7 @@ class _Body(KernelWriter):
         if self._keeps(total):
             value = name if self.is_flat else f"{along}({name}, 0, keep_dims=True)"
             mask = "inside" if self.is_flat else "in_cols"
+            self.masks.add(mask)
             return [f"tl.store({pointer} + program * n_cols + col, {value}, mask={mask})"]
         if not self.is_flat:
             value = f"{along}({along}({name}, 1), 0)"

@@ -356,8 +356,8 @@ def power(x, exponent):
     "sign": '''\
 @triton.jit
 def sign(x):
-    """-1, 0 or 1."""
-    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x * 0.0))
+    """-1, 0 or 1; 0 where x is NaN, as in PyTorch."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
 ''',
     "xlogy": '''\
 @triton.jit
