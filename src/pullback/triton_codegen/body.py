@@ -17,6 +17,7 @@ from pullback.triton_codegen.expressions import (
     add,
     computed_in,
     is_cast,
+    literal_text,
     made,
     reduction_of,
 )
@@ -150,7 +151,7 @@ class _Body(KernelWriter):
         value = self.value(node, self.root)
         at = self.root
         if store.dim is not None:
-            index: Any = self.index(store.node, store.dim, self.root)
+            index: Any = self.index(store.node, store.dim, self.root) or literal_text(0)
             if not (isinstance(store.start, int) and store.start == 0):
                 index = add(index, self._number(store.start))
             for leaf in self.plan.axes.of(store.output)[store.dim]:
