@@ -98,10 +98,16 @@ def guardless(arguments: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def outcome_of(target: Any, args: Any, kwargs: Any) -> Any:
-    """What a call gives on the fake tensors that its arguments stand for."""
+def outcome_of(target: Any, args: Any, kwargs: Any, beside: Any = None) -> Any:
+    """What a call gives on the fake tensors that its arguments stand for.
+
+    An op of sizes alone (`arange`) is told from `beside` that it is among fake tensors: it would
+    make a real one otherwise, and fix its size.
+    """
     args, kwargs = fx.map_arg((args, kwargs), held_value)
-    with guardless((args, kwargs)), torch.no_grad():
+    modes = (getattr(leaf, "fake_mode", None) for leaf in flat_leaves([args, kwargs, beside]))
+    mode = next((one for one in modes if one is not None), nullcontext())
+    with guardless((args, kwargs, beside)), torch.no_grad(), mode:
         return target(*args, **kwargs)
 
 
@@ -133,7 +139,7 @@ class Maker:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
         """A new node that calls `target`."""
         args, kwargs = unwrapped_values(args), unwrapped_values(kwargs)
-        outcome = outcome_of(target, args, kwargs)
+        outcome = outcome_of(target, args, kwargs, held_value(self.here))
         graph = self.here.graph
         with graph.inserting_before(self.here):
             node = graph.call_function(target, args, kwargs)

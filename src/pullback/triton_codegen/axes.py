@@ -78,6 +78,9 @@ CUTS = (
 )
 """Ops that take a tensor apart, or put it together, along a dimension."""
 
+PUTS = (aten.slice_scatter.default, aten.select_scatter.default)
+"""Ops that put a tensor into another one, along a dimension."""
+
 PICKS = (aten.gather.default, aten.index_select.default)
 """Ops that read at an index that is computed."""
 
@@ -143,6 +146,8 @@ class Axes:
             self._view(node, value)
         elif target in CUTS or target is getitem:
             self._cut(node, value)
+        elif target in PUTS:
+            self._put(node)
         elif target in PICKS:
             self._pick(node, value)
         elif target in SCATTERS:
@@ -226,6 +231,17 @@ class Axes:
                 for d, (row, size) in enumerate(zip(rows, value.shape, strict=True))
             ]
         self.dims[node] = rows
+
+    def _put(self, node: fx.Node) -> None:
+        """Those of the tensor that is put into; the other one's are the same but for one."""
+        into, part = (list(self.dims[n]) for n in node.args[:2])  # type: ignore[index]
+        dim = dim_of(node, node)
+        if node.target is aten.select_scatter.default:
+            part.insert(dim, ())
+        for place, (row, other) in enumerate(zip(into, part, strict=True)):
+            if place != dim and leaves_of(row) and leaves_of(other):
+                self._same(row, other)
+        self.dims[node] = into
 
     def _part(self, node: fx.Node, value: torch.Tensor) -> None:
         """One of the pieces that `split` gives."""

@@ -17,6 +17,7 @@ from pullback.triton_codegen.expressions import (
     add,
     computed_in,
     is_cast,
+    literal_text,
     made,
     reduction_of,
 )
@@ -68,11 +69,11 @@ class _Body(KernelWriter):
             for store in self.kernel.stores:
                 self._store(store)
         is_looped = self.kernel.is_looped
+        ends = [line for one in self.accumulators for line in self._partial(*one)]
         head = self._head(is_looped)
         starts = []
         if is_looped:
             starts = [f"{name} = {self._empty(t, text)}" for t, name, text in self.accumulators]
-        ends = [line for one in self.accumulators for line in self._partial(*one)]
         row = [*self.places["row"], *self.row.lines]
         if is_looped:
             row = [self._loop(), *(f"    {line}" for line in [*self._row_lines(), *row])]
@@ -150,7 +151,7 @@ class _Body(KernelWriter):
         value = self.value(node, self.root)
         at = self.root
         if store.dim is not None:
-            index: Any = self.index(store.node, store.dim, self.root)
+            index: Any = self.index(store.node, store.dim, self.root) or literal_text(0)
             if not (isinstance(store.start, int) and store.start == 0):
                 index = add(index, self._number(store.start))
             for leaf in self.plan.axes.of(store.output)[store.dim]:
@@ -215,6 +216,7 @@ class _Body(KernelWriter):
         if self._keeps(total):
             value = name if self.is_flat else f"{along}({name}, 0, keep_dims=True)"
             mask = "inside" if self.is_flat else "in_cols"
+            self.masks.add(mask)
             return [f"tl.store({pointer} + program * n_cols + col, {value}, mask={mask})"]
         if not self.is_flat:
             value = f"{along}({along}({name}, 1), 0)"

@@ -238,6 +238,13 @@ TABLE: dict[Any, Form] = {
     aten.sign.default: call_source("sign", keeps_zero=True),
     aten.sgn.default: call_source("sign", keeps_zero=True),
     aten.isnan.default: lambda a: comparison_text("!=")(a, a),
+    aten.isinf.default: lambda a: comparison_text("==")(
+        call_source("tl.abs")(a), literal_text(math.inf)
+    ),
+    aten.sinh.default: call_source("sinh", keeps_zero=True),
+    aten.cosh.default: lambda a: mul(
+        literal_text(0.5), add(call_source("tl.exp")(a), call_source("tl.exp")(negated(a)))
+    ),
     aten.logical_not.default: lambda a: comparison_text("==")(a, literal_text(0)),
     aten.bitwise_not.default: lambda a: made(f"~{a.within(UNARY)}", UNARY, a),
     aten.special_ndtr.default: call_source("normal_share"),
@@ -270,6 +277,12 @@ class Reduction:
     along: str
     of_two: str
     empty: str
+
+    def empty_of(self, dtype: torch.dtype) -> str:
+        """What none of the numbers of a dtype give."""
+        if dtype.is_floating_point:
+            return self.empty
+        return {"tl.max": "-2**31", "tl.min": "2**31 - 1"}.get(self.along, "0")
 
     def update(self, name: str, text: str) -> str:
         """The line that takes one more number into account."""
@@ -338,6 +351,13 @@ def expm1(x):
     series = x * (1 + x * (0.5 + x * (1 / 6 + x * (1 / 24 + x / 120))))
     return tl.where(tl.abs(x) < 0.05, series, tl.exp(x) - 1)
 ''',
+    "sinh": '''\
+@triton.jit
+def sinh(x):
+    """sinh, by its series near zero, where a difference of exponentials loses digits."""
+    series = x * (1 + x * x * (1 / 6 + x * x / 120))
+    return tl.where(tl.abs(x) < 0.1, series, 0.5 * (tl.exp(x) - tl.exp(-x)))
+''',
     "softplus": '''\
 @triton.jit
 def softplus(x, beta, threshold):
@@ -356,8 +376,8 @@ def power(x, exponent):
     "sign": '''\
 @triton.jit
 def sign(x):
-    """-1, 0 or 1."""
-    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x * 0.0))
+    """-1, 0 or 1; 0 where x is NaN, as in PyTorch."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
 ''',
     "xlogy": '''\
 @triton.jit

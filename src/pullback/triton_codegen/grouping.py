@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 from torch import fx
 
 from pullback.graph.cost import hint_of
 from pullback.graph.cut_problem import ancestors
-from pullback.triton_codegen.axes import CREATED, CUTS, PICKS, SCATTERS, Axis
+from pullback.triton_codegen.axes import CREATED, CUTS, PICKS, PUTS, SCATTERS, Axis
 from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, goals_of, holds_tensor
 
 
@@ -55,13 +56,23 @@ def _fixed_axes(plan: KernelPlan) -> set[Axis]:
     """Axes whose index is computed with: they are merged with no other."""
     found: set[Axis] = set()
     for node in plan.graph.nodes:
-        is_cut = node.target in CUTS or node.target in PICKS or node.target in SCATTERS
+        is_cut = node.target in (*CUTS, *PUTS, *PICKS, *SCATTERS) or node.target is getitem
         is_index = node.target in CREATED and "arange" in str(node.target)
         if is_cut or is_index or "iota" in str(node.target) or "tri" in str(node.target):
-            values = [node, *node.all_input_nodes]
+            values = [node, *_sources(node)]
             for value in values:
                 if value in plan.axes.dims:
                     found |= set(plan.axes.all_of(value)[-2:])
+                    if node in plan.axes.dims:  # along which it is cut
+                        found |= set(plan.axes.all_of(value)) ^ set(plan.axes.all_of(node))
+    return found
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """What a node reads; of a part of a split, what was split."""
+    found = node.all_input_nodes
+    if node.target is getitem and found[0].target in CUTS:
+        return found[0].all_input_nodes
     return found
 
 

@@ -97,7 +97,9 @@ def _named_totals(plan: KernelPlan, names: HostNames) -> HostNames:
         is_cast = len(users) == 1 and users[0] in plan.outputs and users[0].op == "call_function"
         if is_cast and node not in plan.outputs:
             wish = f"{names.get(users[0].name, users[0].name)}_total"
-            found[node.name] = wish if wish not in taken else names.get(node.name, node.name)
+            if wish not in taken:
+                found[node.name] = wish
+                taken.add(wish)
     return found
 
 
@@ -295,13 +297,13 @@ def programs_of(device):
     "row_tile": '''\
 def row_tile(n_cols):
     """How many whole rows a program takes at once, and of which width."""
-    cols = triton.next_power_of_2(n_cols)
+    cols = triton.next_power_of_2(max(n_cols, 1))
     return max(1, 2048 // cols), cols
 ''',
     "tile": '''\
 def tile(n_cols, most=1024):
     """How many rows and columns a program takes at once where each element stands alone."""
-    cols = min(triton.next_power_of_2(n_cols), most)
+    cols = min(triton.next_power_of_2(max(n_cols, 1)), most)
     return max(1, 2048 // cols), cols
 ''',
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from pullback.graph.cost import argument_of
 from pullback.graph.values import aten, held_value, same
 from pullback.triton_codegen.axes import SCATTERS, dim_of, refusal
 from pullback.triton_codegen.expressions import (
+    PRODUCT,
     KernelText,
     add,
+    binary,
     both_hold,
     chosen,
     comparison_text,
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from pullback.triton_codegen.writer import KernelWriter, ReadAt
 
 _at_least, _below, _equal = comparison_text(">="), comparison_text("<"), comparison_text("==")
+_rest, _quotient = binary("%", PRODUCT), binary("//", PRODUCT)
 _ZERO = literal_text(0.0)
 
 
@@ -116,10 +120,18 @@ def _cat(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
 def _slice_backward(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
     """Zeros, with a tensor from `start` on."""
     part, _, _, start, _, step = node.args
-    if step != 1:
-        raise refusal(node, "a step that is not one")
     dim = dim_of(node, node)
-    return _put(writer, node, at, part, dim, _from_end(start, held_value(node).shape[dim]))
+    start = _from_end(start, held_value(node).shape[dim])
+    return _put(writer, node, at, part, dim, start, step)
+
+
+def _slice_scatter(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
+    """A tensor, with another one from `start` on."""
+    into, part = node.args[:2]
+    dim = dim_of(node, node)
+    start = _from_end(argument_of(node, "start") or 0, held_value(node).shape[dim])
+    step = argument_of(node, "step") or 1
+    return _put(writer, node, at, part, dim, start, step, writer.value(into, at))
 
 
 def _padded(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
@@ -134,30 +146,53 @@ def _padded(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
 
 
 def _put(
-    writer: KernelWriter, node: fx.Node, at: ReadAt, part: Any, dim: int, start: Any
+    writer: KernelWriter,
+    node: fx.Node,
+    at: ReadAt,
+    part: Any,
+    dim: int,
+    start: Any,
+    step: Any = 1,
+    rest: KernelText = _ZERO,
 ) -> KernelText:
-    """A tensor from `start` on along a dimension, and zeros around it."""
+    """A tensor from `start` on along a dimension, in every `step`-th place, and `rest` around."""
     index = writer.index(node, dim, at)
     if index is None:
         return writer.value(part, at)
-    end = start + held_value(part).shape[dim]
+    end = start + (held_value(part).shape[dim] - 1) * step + 1
     masks = [] if _is_zero(start) else [_at_least(index, writer.value(start, at))]
     if not same(end, held_value(node).shape[dim]):
         masks.append(_below(index, writer.value(end, at)))
-    mask = (masks[0] if len(masks) == 1 else both_hold(*masks)) if masks else None
     moved = index if _is_zero(start) else sub(index, writer.value(start, at))
+    if step != 1:
+        by = writer.value(step, at)
+        masks.append(_equal(_rest(moved, by), literal_text(0)))
+        moved = _quotient(moved, by)
+    mask = functools.reduce(both_hold, masks) if masks else None
     text = writer.value_at(part, dim, moved, at, node, mask)
-    return text if mask is None else chosen(mask, text, _ZERO)
+    return text if mask is None else chosen(mask, text, rest)
 
 
 def _select_backward(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
-    part, place = node.args[0], node.args[3]
+    """Zeros, with a tensor in one place."""
+    return _put_one(writer, node, at, node.args[0], node.args[3], _ZERO)
+
+
+def _select_scatter(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
+    """A tensor, with another one in one place."""
+    into, part, _, place = node.args
+    return _put_one(writer, node, at, part, place, writer.value(into, at))
+
+
+def _put_one(
+    writer: KernelWriter, node: fx.Node, at: ReadAt, part: Any, place: Any, rest: KernelText
+) -> KernelText:
     dim = dim_of(node, node)
     index, text = writer.index(node, dim, at), writer.value(part, at)
     if index is None:
         return text
     where = writer.value(_from_end(place, held_value(node).shape[dim]), at)
-    return chosen(_equal(index, where), text, _ZERO)
+    return chosen(_equal(index, where), text, rest)
 
 
 def _flip(writer: KernelWriter, node: fx.Node, at: ReadAt) -> KernelText:
@@ -201,6 +236,8 @@ MOVES: dict[Any, Callable[[KernelWriter, fx.Node, ReadAt], KernelText]] = {
     aten.select.int: _select,
     aten.cat.default: _cat,
     aten.slice_backward.default: _slice_backward,
+    aten.slice_scatter.default: _slice_scatter,
+    aten.select_scatter.default: _select_scatter,
     aten.select_backward.default: _select_backward,
     aten.constant_pad_nd.default: _padded,
     aten.flip.default: _flip,

@@ -8,6 +8,7 @@ decided after that: one number per row (`logsumexp`, `rstd`) rather than a copy 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from pullback.graph.values import (
     same_sizes,
     tensor_of,
 )
+from pullback.triton_codegen.formulas import FORMULAS, PLACES, size_of
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -174,14 +176,14 @@ def variance(x: Any, dims: Any, *, correction: Any = None, keepdim: bool = False
         return (d * d).mean(dims, keepdim=keepdim)
     count: Any = 1
     for dim in dims:
-        size = x.shape[dim]
-        count = size * count if isinstance(size, Value) else count * size
-    less = count - 1 if isinstance(count, int) else count.maker.call(_SUB, count, 1)
-    return (d * d).sum(dims, keepdim=keepdim) / less
+        count = size_of(operator.mul, x.shape[dim], count)
+    return (d * d).sum(dims, keepdim=keepdim) / size_of(operator.sub, count, 1)
 
 
-def _SUB(a: Any, b: Any) -> Any:
-    return a - b
+def deviation(x: Any, dims: Any, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """The root of the variance."""
+    found = variance(x, dims, correction=correction, keepdim=keepdim)
+    return None if found is None else found.made(aten.sqrt.default)
 
 
 # ---- losses of classes ----
@@ -336,6 +338,7 @@ _FUSED: dict[Any, Callable[..., Any]] = {
     aten._log_softmax.default: log_softmax,
     aten.logsumexp.default: logsumexp,
     aten.var.correction: variance,
+    aten.std.correction: deviation,
     aten.nll_loss_forward.default: nll_loss_by_rows,
     aten.nll_loss_backward.default: nll_loss_backward_by_rows,
     aten.huber_loss.default: huber,
@@ -376,7 +379,8 @@ _WHY = "exact to 2e-6, where the dtype is to 5e-4 or 4e-3"
 TABLE: Table = (
     RewriteRule("half-gelu", _WHY, (aten.gelu.default,), half_gelu),
     RewriteRule("half-gelu-backward", _WHY, (aten.gelu_backward.default,), half_gelu_backward),
-    *(fused(op, formula) for op, formula in _FUSED.items()),
+    *(fused(op, formula) for op, formula in (_FUSED | FORMULAS).items()),
+    *PLACES,
     one_hot,
     one_hot_sum,
     var_mean,

@@ -380,7 +380,7 @@ class KernelWriter:
             raise refusal(node, "a sum along a dimension that is no column of the kernel")
         count = KernelText(self.params.count(self.kernel.cols, "n_cols"))
         if reduced and source.cols:
-            return self._finished(kind, self._along(source, kind), count)
+            return self._finished(kind, self._along(source, kind, held_value(node).dtype), count)
         if reduced and kind in ("sum", "norm"):  # of equal numbers
             source = mul(source, count)
         return call_source("tl.sqrt")(source) if kind == "norm" else source
@@ -397,10 +397,11 @@ class KernelWriter:
             source = self.bind(object(), self.params.fresh("x"), source)
         return mul(source, source)
 
-    def _along(self, source: KernelText, kind: str) -> KernelText:
+    def _along(self, source: KernelText, kind: str, dtype: torch.dtype) -> KernelText:
         form, text = reduction_of(kind), source.text
         if not (source.is_zero and form.empty == "0.0"):
-            text = f"tl.where({self.inside(source.rows, True)}, {text}, {form.empty})"
+            empty = form.empty_of(dtype)
+            text = f"tl.where({self.inside(source.rows, True)}, {text}, {empty})"
         along = "0" if self.is_flat else "1, keep_dims=True"
         return KernelText(f"{form.along}({text}, {along})", ATOM, rows=True, size=1)
 

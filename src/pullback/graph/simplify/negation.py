@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from pullback.graph.patterns import also_shared, any_number, tensors
 from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify.numbers import is_real
@@ -22,6 +24,8 @@ ROUNDS = "changing a sign commutes with rounding"
 
 def is_as_large(a: Value, b: Value) -> bool:
     """Whether the negated factor is as large as the product: else moving the sign costs work."""
+    if not isinstance(b.val, torch.Tensor):  # a size
+        return is_real(a)
     return is_real(a, b) and a.dim() >= b.dim() and _covers(a, b)
 
 

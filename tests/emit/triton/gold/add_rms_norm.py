@@ -44,7 +44,7 @@ def programs_of(device):
 
 def row_tile(n_cols):
     """How many whole rows a program takes at once, and of which width."""
-    cols = triton.next_power_of_2(n_cols)
+    cols = triton.next_power_of_2(max(n_cols, 1))
     return max(1, 2048 // cols), cols
 
 

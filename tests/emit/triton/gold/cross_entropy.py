@@ -36,7 +36,7 @@ def traced(kernel, grid):
 
 def tile(n_cols, most=1024):
     """How many rows and columns a program takes at once where each element stands alone."""
-    cols = min(triton.next_power_of_2(n_cols), most)
+    cols = min(triton.next_power_of_2(max(n_cols, 1)), most)
     return max(1, 2048 // cols), cols
 
 
@@ -143,7 +143,7 @@ def cross_entropy_forward(logits, target, launch=direct):
         logits.stride(0),
         logits.stride(1),
         target.stride(0),
-        33000,
+        logits.shape[1],
         logits.shape[0],
     )
     n_parts = out_total_parts.shape[0]
@@ -156,10 +156,10 @@ def cross_entropy_forward(logits, target, launch=direct):
 def cross_entropy_backward(logits, target, lse, count, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_logits = torch.empty(
-        (logits.shape[0], 33000), dtype=torch.bfloat16, device=logits.device
+        (logits.shape[0], logits.shape[1]), dtype=torch.bfloat16, device=logits.device
     )
-    ROWS, COLS = tile(33000)
-    grid = (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(33000, COLS))
+    ROWS, COLS = tile(logits.shape[1])
+    grid = (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(logits.shape[1], COLS))
     launch(cross_entropy_backward_kernel, grid)(
         target,
         grad_out,
@@ -170,7 +170,7 @@ def cross_entropy_backward(logits, target, lse, count, grad_out, launch=direct):
         target.stride(0),
         logits.stride(0),
         logits.stride(1),
-        33000,
+        logits.shape[1],
         logits.shape[0],
         ROWS=ROWS,
         COLS=COLS,

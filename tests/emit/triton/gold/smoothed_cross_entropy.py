@@ -36,7 +36,7 @@ def traced(kernel, grid):
 
 def row_tile(n_cols):
     """How many whole rows a program takes at once, and of which width."""
-    cols = triton.next_power_of_2(n_cols)
+    cols = triton.next_power_of_2(max(n_cols, 1))
     return max(1, 2048 // cols), cols
 
 
@@ -101,7 +101,7 @@ def smoothed_cross_entropy_forward(logits, target, launch=direct):
     """The output, and what backward reads: lse."""
     out = torch.empty((logits.shape[0],), dtype=torch.float32, device=logits.device)
     lse = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
-    ROWS, COLS = row_tile(50)
+    ROWS, COLS = row_tile(logits.shape[1])
     grid = (triton.cdiv(logits.shape[0], ROWS),)
     launch(smoothed_cross_entropy_forward_kernel, grid)(
         target,
@@ -111,8 +111,8 @@ def smoothed_cross_entropy_forward(logits, target, launch=direct):
         target.stride(0),
         logits.stride(0),
         logits.stride(1),
-        50,
-        0.002,
+        logits.shape[1],
+        0.1 / torch.sym_float(logits.shape[1]),
         logits.shape[0],
         ROWS=ROWS,
         COLS=COLS,
@@ -123,9 +123,9 @@ def smoothed_cross_entropy_forward(logits, target, launch=direct):
 def smoothed_cross_entropy_backward(logits, target, lse, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_logits = torch.empty(
-        (logits.shape[0], 50), dtype=torch.float32, device=logits.device
+        (logits.shape[0], logits.shape[1]), dtype=torch.float32, device=logits.device
     )
-    ROWS, COLS = row_tile(50)
+    ROWS, COLS = row_tile(logits.shape[1])
     grid = (triton.cdiv(logits.shape[0], ROWS),)
     launch(smoothed_cross_entropy_backward_kernel, grid)(
         target,
@@ -137,8 +137,8 @@ def smoothed_cross_entropy_backward(logits, target, lse, grad_out, launch=direct
         grad_out.stride(0),
         logits.stride(0),
         logits.stride(1),
-        0.002,
-        50,
+        0.1 / torch.sym_float(logits.shape[1]),
+        logits.shape[1],
         logits.shape[0],
         ROWS=ROWS,
         COLS=COLS,

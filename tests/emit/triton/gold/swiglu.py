@@ -35,7 +35,7 @@ def traced(kernel, grid):
 
 def tile(n_cols, most=1024):
     """How many rows and columns a program takes at once where each element stands alone."""
-    cols = min(triton.next_power_of_2(n_cols), most)
+    cols = min(triton.next_power_of_2(max(n_cols, 1)), most)
     return max(1, 2048 // cols), cols
 
 

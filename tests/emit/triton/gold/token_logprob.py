@@ -36,7 +36,7 @@ def traced(kernel, grid):
 
 def row_tile(n_cols):
     """How many whole rows a program takes at once, and of which width."""
-    cols = triton.next_power_of_2(n_cols)
+    cols = triton.next_power_of_2(max(n_cols, 1))
     return max(1, 2048 // cols), cols
 
 

@@ -35,13 +35,13 @@ def traced(kernel, grid):
 
 def row_tile(n_cols):
     """How many whole rows a program takes at once, and of which width."""
-    cols = triton.next_power_of_2(n_cols)
+    cols = triton.next_power_of_2(max(n_cols, 1))
     return max(1, 2048 // cols), cols
 
 
 def tile(n_cols, most=1024):
     """How many rows and columns a program takes at once where each element stands alone."""
-    cols = min(triton.next_power_of_2(n_cols), most)
+    cols = min(triton.next_power_of_2(max(n_cols, 1)), most)
     return max(1, 2048 // cols), cols
 
 
@@ -113,7 +113,7 @@ def z_loss_forward(logits, target, launch=direct):
     """The output, and what backward reads: total."""
     out = torch.empty((), dtype=torch.float32, device=logits.device)
     total = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
-    ROWS, COLS = row_tile(50)
+    ROWS, COLS = row_tile(logits.shape[1])
     programs = (triton.cdiv(logits.shape[0], ROWS),)
     out_parts = torch.empty((programs[0],), dtype=torch.float32, device=logits.device)
     launch(z_loss_forward_kernel, programs)(
@@ -124,7 +124,7 @@ def z_loss_forward(logits, target, launch=direct):
         logits.stride(0),
         logits.stride(1),
         target.stride(0),
-        50,
+        logits.shape[1],
         logits.shape[0],
         ROWS=ROWS,
         COLS=COLS,
@@ -139,10 +139,10 @@ def z_loss_forward(logits, target, launch=direct):
 def z_loss_backward(logits, target, total, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_logits = torch.empty(
-        (logits.shape[0], 50), dtype=torch.float32, device=logits.device
+        (logits.shape[0], logits.shape[1]), dtype=torch.float32, device=logits.device
     )
-    ROWS, COLS = tile(50)
-    grid = (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(50, COLS))
+    ROWS, COLS = tile(logits.shape[1])
+    grid = (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(logits.shape[1], COLS))
     launch(z_loss_backward_kernel, grid)(
         target,
         grad_out,
@@ -153,7 +153,7 @@ def z_loss_backward(logits, target, total, grad_out, launch=direct):
         logits.stride(0),
         logits.stride(1),
         logits.shape[0],
-        50,
+        logits.shape[1],
         ROWS=ROWS,
         COLS=COLS,
     )
