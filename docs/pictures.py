@@ -128,13 +128,14 @@ def gpu() -> str:
 
 
 def checkers() -> str:
-    """How many of the planted faults each checker names."""
-    table = (RESULTS / "faults.md").read_text("utf-8")
-    (head,) = re.findall(r"^\| fault \|(.*)\|$", table, re.MULTILINE)
-    (row,) = re.findall(r"^\| all \|(.*)\|$", table, re.MULTILINE)
-    names = [name.strip() for name in head.split("|")]
-    counts = [tuple(map(int, re.findall(r"\d+", cell)[:2])) for cell in row.split("|")]
-    left, wide, step, top = 180, 420, 30, 66
+    """How many of the planted faults each checker names: the table of docs/check.md."""
+    page = (HERE.parent / "check.md").read_text("utf-8")
+    table = page.partition("| found, of ")[2]
+    every = int(re.match(r"\d+", table)[0])
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \(", table.partition("\n\n")[0], re.MULTILINE)
+    names = [name.replace("`", "") for name, _ in rows]
+    counts = [(int(found), every) for _, found in rows]
+    left, wide, step, top = 210, 420, 30, 66
     lines = _head(
         left + wide + 90, top + step * len(names) + 20, "Planted faults that each checker names"
     )
@@ -143,7 +144,7 @@ def checkers() -> str:
     )
     for place, (name, (found, every)) in enumerate(zip(names, counts, strict=True)):
         y = top + step * place
-        colour = COLOURS["plan"] if name.startswith("pullback") else COLOURS["other"]
+        colour = COLOURS["plan"] if name.startswith("pb.") else COLOURS["other"]
         lines.append(_text(left - 10, y + 14, name, anchor="end"))
         lines.append(f'<rect x="{left}" y="{y}" width="{wide}" height="20" fill="#f2f2f2"/>')
         long = wide * found / every

@@ -57,6 +57,30 @@ def test_file_that_imports_relatively_is_a_part_of_its_package(folder, monkeypat
     assert load("acme_ops/inner/three.py:value") == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("three", "from acme_parts.base import value\n"),
+        ("three", "import acme_parts.base\nvalue = acme_parts.base.value\n"),
+        ("queue", "value = 4\n"),  # alone, it would stand in the place of Python's
+    ],
+)
+def test_file_that_needs_its_package_is_a_part_of_it(folder, monkeypatch, name, text):
+    package = folder / "acme_parts"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "base.py").write_text("value = 4\n", encoding="utf-8")
+    (package / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    pythons = sys.modules.get("queue")
+
+    assert load(f"acme_parts/{name}.py:value") == 4
+    assert f"acme_parts.{name}" in sys.modules
+    assert sys.modules.get("queue") is pythons
+    for module in [one for one in sys.modules if one.startswith("acme_parts")]:
+        del sys.modules[module]
+
+
 def test_op_is_named_that_was_meant():
     with pytest.raises(TargetError, match=r"`torch\.ops\.aten\.sigmoi` must be an op") as caught:
         load("torch.ops.aten.sigmoi")

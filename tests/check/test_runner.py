@@ -1,5 +1,6 @@
 """`pb.check` takes targets and inputs of every kind, and refuses the rest in plain words."""
 
+import os
 import textwrap
 
 import pytest
@@ -86,6 +87,24 @@ def test_examples_on_the_class_are_taken():
             return (torch.ones(3),)
 
     assert len(pb.check(WithExamples, select=["wrong-factor"]).findings) == 1
+
+
+def test_examples_that_end_python():
+    class Ending(f.HalfSquare):
+        @staticmethod
+        def examples():
+            os._exit(3)
+
+    with pytest.raises(ExamplesError) as caught:
+        pb.check(Ending, select=["wrong-factor"])
+
+    assert str(caught.value) == message(
+        """
+        E403 examples: the examples of `Ending` must be made without an error
+          got:      the process in which they were made was lost: it exited with code 3
+          fix:      call `test_examples_that_end_python.<locals>.Ending.examples()` in Python
+        """
+    )
 
 
 def test_missing_inputs_are_refused():

@@ -50,6 +50,13 @@ def test_second_finding_of_a_kind_is_new():
     assert accepted(twice, known(), "").report.findings == (WRONG,)
 
 
+def test_file_with_another_name_is_known_again():
+    renamed = Counter({replace(entry, file="old.py"): 1 for entry in known()})
+
+    assert accepted(CHECKED, renamed.copy(), "", ["old.py"]).report.ok
+    assert not accepted(CHECKED, renamed.copy(), "", []).report.ok  # it is there still
+
+
 def test_file_is_read_back(tmp_path):
     path = tmp_path / "known.json"
     many = known() + Counter([entry_of(WRONG, WHO)])

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pullback.cli import check as cli
+from pullback.cli.changed import files_with_functions
 from pullback.cli.main import app
 
 OPS = """\
@@ -190,7 +191,7 @@ def test_baseline_lets_only_new_findings_fail(project):
     new = run("ops_in_ci.py", "--baseline", "pullback-baseline.json")
 
     assert written.exit_code == 0
-    assert "Written to pullback-baseline.json: 1 finding more than before." in written.stdout
+    assert "Written to pullback-baseline.json: 1 finding." in written.stdout
     assert known.exit_code == 0
     assert "  known: 1 finding more, in pullback-baseline.json\n" in known.stdout
     assert new.exit_code == 1
@@ -209,6 +210,18 @@ def test_baseline_shrinks(project):
         "gradient of `x`; --write-baseline removes it\n"
     ) in result.stdout
     assert json.loads(Path("pullback-baseline.json").read_text())["findings"] == []
+
+
+def test_baseline_follows_a_file_that_is_renamed(project):
+    run("ops_in_ci.py", "--write-baseline")
+    Path("ops_in_ci.py").rename("other_in_ci.py")
+    renamed = run("other_in_ci.py", "--baseline", "pullback-baseline.json")
+    write("other_in_ci.py", OPS.replace("3 * g", "2 * g"))
+    mended = run("other_in_ci.py", "--baseline", "pullback-baseline.json")
+
+    assert renamed.exit_code == 0
+    assert "no longer found" not in renamed.stdout
+    assert "no longer found: ops_in_ci.py:Doubled: G103 wrong-factor" in mended.stdout
 
 
 def test_baseline_of_settings_is_beside_them(project, monkeypatch):
@@ -312,6 +325,28 @@ def test_diff_decides_what_is_checked(project):
     assert "2 Functions checked, 1 with findings: Doubled." in touched.stdout
     reports = json.loads(of_targets.stdout)["reports"]
     assert [report["subject"] for report in reports] == ["Doubled", "Halved"]
+
+
+MADE = "import torch\n\n\n@torch.library.custom_op('a::b', mutates_args=())\ndef b(x): ...\n"
+LOOKS = {
+    "assigned.py": "from torch.library import custom_op\nb = custom_op('a::b', len)\n",
+    "decorated.py": MADE,
+    "in_a_branch.py": "if True:\n    class A(torch.autograd.Function): ...\n",
+    "renamed_base.py": "from torch.autograd import Function as Base\nclass A(Base): ...\n",
+}
+PLAIN = {
+    "broken.py": "class A(Function:\n",
+    "inside.py": "def f():\n    class A(torch.autograd.Function): ...\n",
+    "plain.py": "class A(torch.nn.Module): ...\n\n\n@torch.no_grad()\ndef f(): ...\n",
+}
+
+
+def test_files_with_functions_and_ops_are_known_by_their_look(project):
+    for name, text in {**LOOKS, **PLAIN}.items():
+        write(name, text)
+    found = files_with_functions(Path(name).resolve() for name in (*LOOKS, *PLAIN))
+
+    assert list(found) == sorted(LOOKS)
 
 
 @needs_git

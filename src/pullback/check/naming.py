@@ -121,7 +121,7 @@ def _of_file(path: Path) -> ModuleType:
         raise TargetError(f"`{path}` must be a Python file", got="a file that is none")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     top, name = module_path(path.resolve())
-    if name != path.stem and _imports_relatively(path):
+    if name != path.stem and (_imports_package(path, name) or _is_taken(path)):
         _look_in(str(top), os.getcwd())
         return _executed(str(path), lambda: importlib.import_module(name))
     sys.modules[path.stem] = module
@@ -138,13 +138,24 @@ def module_path(path: Path) -> tuple[Path, str]:
     return folder, ".".join(names)
 
 
-def _imports_relatively(path: Path) -> bool:
-    """Whether a file can only be imported as a part of its package."""
+def _imports_package(path: Path, name: str) -> bool:
+    """Whether the file of the module `name` imports anything of its own package."""
     try:
-        body = ast.walk(ast.parse(path.read_bytes()))
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
         return False  # which Python says when the file is run
-    return any(isinstance(node, ast.ImportFrom) and node.level for node in body)
+    told = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    told += [
+        "." * one.level + (one.module or "") for one in nodes if isinstance(one, ast.ImportFrom)
+    ]
+    return any(one.partition(".")[0] in ("", name.partition(".")[0]) for one in told)
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether the file, as a module of its own, would stand in the place of another one."""
+    there = getattr(sys.modules.get(path.stem), "__file__", None)
+    is_pythons = path.stem in sys.stdlib_module_names
+    return is_pythons or (there is not None and Path(there).resolve() != path.resolve())
 
 
 def _look_in(*folders: str) -> None:

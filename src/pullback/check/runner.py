@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from pullback.check.forked import messages
 from pullback.check.fresh import CannotSendError, fresh_messages
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
-from pullback.check.isolate import CannotForkError, Died, can_fork
+from pullback.check.isolate import CannotForkError, Died, answer_of, can_fork
 from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
@@ -459,15 +460,37 @@ def arguments_from(target: Target, inputs: Any) -> list[tuple[Any, ...]]:
 
 def _given_by(target: Target, inputs: Callable[[], Any]) -> Any:
     """What a function of the user's gives, or `ExamplesError` with what it raises."""
+    rule = f"the examples of `{target.name}` must be made without an error"
+    fix = f"call `{getattr(inputs, '__qualname__', 'it')}()` in Python"
+    death = _death_of(inputs)
+    if death:
+        raise ExamplesError(
+            rule, got=f"the process in which they were made was lost: {death}", fix=fix
+        )
     try:
         return call_user(inputs)
     except (Exception, SystemExit) as error:
-        raise ExamplesError(
-            f"the examples of `{target.name}` must be made without an error",
-            at=place_of_error(error),
-            got=f"{type(error).__name__}: {error}".splitlines()[0],
-            fix=f"call `{getattr(inputs, '__qualname__', 'it')}()` in Python",
-        ) from error
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ExamplesError(rule, at=place_of_error(error), got=got, fix=fix) from error
+
+
+def _death_of(inputs: Callable[[], Any]) -> str:
+    """How a process ends in which a function is called first; empty where it comes through.
+
+    What it raises is told when it is called here. One that is slow is called here, too.
+    """
+
+    def trial() -> None:
+        with suppress(BaseException):
+            inputs()
+
+    if can_fork():
+        return ""
+    try:
+        answer_of(trial)
+    except Died as death:
+        return "" if death.is_hang else death.how
+    return ""
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:

@@ -1,8 +1,8 @@
 """A baseline: findings that are known, so that only new ones count.
 
 Each is kept by its target, its rule and what it is about (a gradient, an output, a saved tensor),
-with the numbers left out: a line that moves, another entry that is the worst, or another order of
-findings is no new finding. A second one of the same kind is.
+with the numbers left out: a line that moves, another entry that is the worst, another order of
+findings, or a file that has another name now is no new finding. A second one of the same kind is.
 """
 
 from __future__ import annotations
@@ -112,14 +112,21 @@ def write_baseline(path: Path, known: Counter[BaselineEntry]) -> None:
 # ---- what it says of a run ----
 
 
-def accepted(checked: Checked, known: Counter[BaselineEntry], name: str) -> Checked:
-    """The same without the findings that are known; those are taken out of `known`."""
+def accepted(
+    checked: Checked, known: Counter[BaselineEntry], name: str, lost: Sequence[str] = ()
+) -> Checked:
+    """The same without the findings that are known; those are taken out of `known`.
+
+    `lost` are the files of the baseline that are not there any more, which may have been renamed.
+    """
     new: list[Finding] = []
     old: list[Accepted] = []
     for finding in checked.report.findings:
-        entry = entry_of(finding, checked.identity)
-        entry = entry if known[entry] > 0 else _fileless(entry, checked.identity)
-        if known[entry] > 0:
+        own = entry_of(finding, checked.identity)
+        renamed = (replace(own, file=file) for file in lost if checked.identity.file)
+        same = (own, _fileless(own, checked.identity), *renamed)
+        entry = next((one for one in same if known[one] > 0), None)
+        if entry is not None:
             known[entry] -= 1
             old.append(Accepted(finding, name))
         else:

@@ -12,6 +12,8 @@ from pullback.cli.identity import Identity
 from pullback.cli.sources import sources_of
 from pullback.errors import TargetError
 
+OP_MAKERS = ("custom_op", "triton_op")  # of torch.library
+
 
 def changed_files(ref: str) -> frozenset[Path]:
     """The files that differ from where this branch left `ref`, untracked ones included."""
@@ -61,7 +63,7 @@ def is_touched(identity: Identity, files: Iterable[Path]) -> bool:
 
 
 def files_with_functions(files: Iterable[Path]) -> Iterator[str]:
-    """Those of the files that define a Function by the look of it: they are not imported yet."""
+    """Those of the files that define a Function or an op by the look of it: none is imported."""
     for path in sorted(files):
         if path.suffix == ".py" and path.is_file() and _defines_function(path):
             relative = os.path.relpath(path)
@@ -69,22 +71,45 @@ def files_with_functions(files: Iterable[Path]) -> Iterator[str]:
 
 
 def _defines_function(path: Path) -> bool:
-    """Whether a class at the top of the file has a base called `...Function`, or one that has."""
+    """Whether a class at the top of the file has a base called `...Function`, or an op is made."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return False
-    known: set[str] = set()
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        bases = {_last_name(base) for base in node.bases}
-        if bases & known or any(name.endswith("Function") for name in bases):
-            known.add(node.name)
-    return bool(known)
+    renamed: set[str] = set()
+    for node in _at_the_top(tree):
+        if isinstance(node, ast.ImportFrom):
+            renamed |= {one.asname for one in node.names if one.asname and _is_base(one.name)}
+        elif isinstance(node, ast.ClassDef):
+            if any(_is_base(name) or name in renamed for name in map(_last_name, node.bases)):
+                return True
+        elif _makes_op(node):
+            return True
+    return False
 
 
-def _last_name(node: ast.expr) -> str:
+def _makes_op(node: ast.AST) -> bool:
+    """Whether a function has a decorator that makes an op of it, or what is assigned is one."""
+    if isinstance(node, ast.FunctionDef):
+        made = node.decorator_list
+    else:
+        made = [node.value] if isinstance(node, ast.Assign) else []
+    return any(isinstance(one, ast.Call) and _last_name(one.func) in OP_MAKERS for one in made)
+
+
+def _is_base(name: str) -> bool:
+    return name.endswith("Function")
+
+
+def _at_the_top(tree: ast.AST) -> Iterator[ast.AST]:
+    """The statements that run when a file is imported, also those in `if` and `try`."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _at_the_top(node)
+
+
+def _last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

@@ -23,6 +23,8 @@ class Review:
     is_writing: bool
     known: Counter[BaselineEntry]
     used: set[allowing.Allow]
+    lost: Sequence[str] = ()  # files that it names and that are not there: deleted, or renamed
+    is_new: bool = False
 
     @classmethod
     def begun(cls, settings: Settings, *, is_writing: bool) -> Review:
@@ -32,18 +34,23 @@ class Review:
         path = (Path() if is_here else settings.root) / given if given else None
         is_new = is_writing and path is not None and not path.exists()
         known = baseline.read_baseline(path) if path and not is_new else Counter[BaselineEntry]()
-        return cls(path, given, is_writing, known, set())
+        named = sorted({entry.file for entry in known if entry.file})
+        lost = [file for file in named if not (settings.root / file).is_file()]
+        return cls(path, given, is_writing, known, set(), lost, is_new)
 
     def taken(self, checked: Checked) -> Checked:
         """The same without what a comment allows, and without what the baseline knows."""
         checked, used = allowing.allowed(checked)
         self.used |= used
-        return baseline.accepted(checked, self.known, self.name)
+        return baseline.accepted(checked, self.known, self.name, self.lost)
 
     def remarks(self, checked: Sequence[Checked], files: Sequence[str]) -> Iterator[Remark]:
-        """What can be tidied up, after all was taken; `files` were checked as a whole."""
+        """What can be tidied up, after all was taken; `files` were checked as a whole.
+
+        Where there are any, what the baseline says of files that are not there is gone, too.
+        """
         yield from allowing.idle(checked, self.used)
-        left = baseline.gone(self.known, checked, files)
+        left = baseline.gone(self.known, checked, [*files, *self.lost] if files else [])
         if self.is_writing and self.path is not None:
             renewed = baseline.renewed(self.known, left, checked)
             baseline.write_baseline(self.path, renewed)
@@ -55,8 +62,8 @@ class Review:
     def written(self, checked: Sequence[Checked]) -> str:
         """What to say of the baseline that was written."""
         count = sum(len(one.report.findings) for one in checked)
-        new = f"{count} finding{'s' * (count != 1)} more than before"
-        return f"Written to {self.name}: {new}."
+        more = "" if self.is_new else " more than before"
+        return f"Written to {self.name}: {count} finding{'s' * (count != 1)}{more}."
 
 
 def whole_files(names: Sequence[str], root: Path) -> list[str]:

@@ -19,13 +19,18 @@ def forward_of(cls: Any) -> Callable[..., Any]:
     def program(*args: Any) -> Any:
         return run_plainly(cls, args)
 
-    parameters = list(inspect.signature(cls.forward).parameters.values())
     named: Any = program
-    named.__signature__ = inspect.Signature(parameters[not has_setup_context(cls) :])
+    named.__signature__ = signature_of_apply(cls)
     program.__name__ = cls.__name__
     program.__doc__ = cls.__doc__
     program.__module__ = cls.__module__
     return program
+
+
+def signature_of_apply(cls: Any) -> inspect.Signature:
+    """What a Function class is called with: the parameters of its forward without the context."""
+    parameters = list(inspect.signature(cls.forward).parameters.values())
+    return inspect.Signature(parameters[not has_setup_context(cls) :])
 
 
 def plain_program(target: Any) -> Callable[..., Any]:

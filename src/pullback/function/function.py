@@ -5,7 +5,7 @@ A drop-in for `torch.autograd.Function`, and a subclass of it.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.autograd.function import Function as TorchFunction
 
@@ -57,6 +57,15 @@ class Function(TorchFunction):
     _pb_parameters: ClassVar[tuple[Any, ...]] = ()
 
     apply = dispatch.apply
+
+    if TYPE_CHECKING:
+        # Type checkers take any signature for these: PyTorch declares some that no Function has.
+        @staticmethod
+        def backward(*args: Any, **kwargs: Any) -> Any: ...
+        @staticmethod
+        def jvp(*args: Any, **kwargs: Any) -> Any: ...
+        @staticmethod
+        def vmap(*args: Any, **kwargs: Any) -> Any: ...
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)  # users mix in bases of their own

@@ -92,6 +92,8 @@ def test_function_is_drawn_with_its_own_backward():
     graph = drawn_graph(Odd, X)
 
     assert [node.op for node in graph.nodes if node.kind == "backward"] == ["sinh"]
+    assert graph.nodes[0].name == "x"
+    assert "gradient of x" in [word for node in graph.nodes for word in node.returns]
 
 
 def test_what_was_made_needs_no_examples():

@@ -14,6 +14,7 @@ from pullback.capture.trees import tensor_leaves
 from pullback.compose.functional import ModuleLayout, module_program
 from pullback.compose.modules import plain_of
 from pullback.derive.backward import make_derived
+from pullback.derive.plain import signature_of_apply
 from pullback.derive.recipe import Parts, Recipe, parts_of
 from pullback.derive.returned import is_derived, record_of
 from pullback.errors import CaptureError
@@ -110,6 +111,8 @@ def _program(target: Any, examples: Sequence[Any]) -> tuple[Callable[..., Any], 
             return function.apply(*args)
 
         program.__name__ = target.__name__
+        named: Any = program
+        named.__signature__ = signature_of_apply(target)
         return program, tuple(examples)
     return target, tuple(examples)
 
