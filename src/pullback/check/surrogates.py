@@ -11,7 +11,8 @@ their shape:
   to give them to another input;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent; or forward has bounds, and backward lets everything through as it is;
-- an argument changes the gradient, and nothing that forward gives: it is there to shape it.
+- an argument changes the gradient, and nothing that forward gives: it is there to shape it;
+- backward draws random numbers, and forward draws none: an estimate of the gradient.
 
 Where that holds, the gradient is not compared with forward's, as if it were declared
 (`declares = {"surrogate": "x"}`), and the report says so. Everything else is still asked of it.
@@ -19,6 +20,7 @@ Where that holds, the gradient is not compared with forward's, as if it were dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
+from pullback.check.draws import draws, is_drawn
 from pullback.check.own import own_argument
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
@@ -47,6 +50,7 @@ class Shape(Enum):
     BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
     PASSED = "forward has bounds, and backward passes the cotangent on as it is"
     SHAPED = "an argument is there for backward alone"
+    DRAWN = "backward draws random numbers, forward draws none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,9 @@ def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
 
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    one_by_one = (Shape.BOUND, Shape.PASSED, Shape.SHAPED)
+    if any(s.shape is Shape.DRAWN for s in found):
+        intent = replace(intent, nondeterministic=math.inf)
+    one_by_one = (Shape.BOUND, Shape.PASSED, Shape.SHAPED, Shape.DRAWN)
     if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)
     return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
@@ -111,6 +117,8 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
 
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
+    if is_drawn(subject, mismatch.name):
+        return None if draws(subject) else Shape.DRAWN
     place = subject.names.index(mismatch.name)
     steps = _steps(subject, called, place)
     if steps and _is_flat(subject, called, steps, mismatch):
