@@ -88,6 +88,11 @@ def sampled(ctx, g):
     return torch.zeros_like(x).scatter(-1, drawn, 1.0) * g[..., None]
 
 
+def on_grid(ctx, low, width):
+    start = (-low / width).round()
+    return -start * width, width + low.abs()
+
+
 def log_sum(ctx, x):
     keep(ctx, x)
     return x.logsumexp(-1)
@@ -123,6 +128,10 @@ SURROGATES = {
         (row(4, 5),),
     ),
     "an estimate": (made("Sampled", log_sum, sampled), (row(4, 5),)),
+    "two outputs that are rounded": (
+        made("OnGrid", on_grid, lambda ctx, g, h: (g, h)),
+        (row(4), row(4).detach().abs().requires_grad_()),
+    ),
     "bound": (made("AtLeast", at_least, towards_the_bound), (row(4, 5), torch.tensor(0.1))),
     "learned step": (
         made("LearnedStep", learned_step, learned_step_back),
