@@ -82,6 +82,22 @@ def rotation():
     return torch.linalg.qr(row(3, 3).detach()).Q.requires_grad_()
 
 
+def sampled(ctx, g):
+    (x,) = ctx.saved_tensors
+    drawn = torch.multinomial(x.softmax(-1), 1)
+    return torch.zeros_like(x).scatter(-1, drawn, 1.0) * g[..., None]
+
+
+def on_grid(ctx, low, width):
+    start = (-low / width).round()
+    return -start * width, width + low.abs()
+
+
+def log_sum(ctx, x):
+    keep(ctx, x)
+    return x.logsumexp(-1)
+
+
 def row(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
@@ -110,6 +126,11 @@ SURROGATES = {
     "a clip that is passed": (
         made("Relu", lambda ctx, x: x.clamp(min=0), passing),
         (row(4, 5),),
+    ),
+    "an estimate": (made("Sampled", log_sum, sampled), (row(4, 5),)),
+    "two outputs that are rounded": (
+        made("OnGrid", on_grid, lambda ctx, g, h: (g, h)),
+        (row(4), row(4).detach().abs().requires_grad_()),
     ),
     "bound": (made("AtLeast", at_least, towards_the_bound), (row(4, 5), torch.tensor(0.1))),
     "learned step": (
@@ -168,6 +189,10 @@ def overflowing(ctx, g):
 
 
 FAULTY = {
+    "zero-cotangent of an estimate": (
+        made("Noise", log_sum, lambda ctx, g: sampled(ctx, g) + torch.randn(4, 5)),
+        (row(4, 5),),
+    ),
     "zero-cotangent": (made("Biased", rounded, lambda ctx, g: g + 0.5), (row(4, 5),)),
     "gradient-overflow": (made("Overflowing", smooth_step, overflowing), (row(4, 5),)),
 }
@@ -206,6 +231,10 @@ def negated(ctx, g):
     return -g * w, g * x
 
 
+def dropped(ctx, x):
+    return x * (torch.rand_like(x) > 0.5)
+
+
 FAULTS = {
     "half precision inside": (made("HalfExp", doubled_exp, twice), (row(4, 5),)),
     "a factor that is one here": (made("Product", product, negated), (row(5), torch.ones(5))),
@@ -214,6 +243,15 @@ FAULTS = {
         (row(5), row(5).detach()),
     ),
 }
+
+
+def test_mask_that_is_drawn_again_is_no_surrogate():
+    redrawn = made("Dropped", dropped, lambda ctx, g: g * (torch.rand_like(g) > 0.5))
+
+    report = pb.check(redrawn, (row(4, 5),))
+
+    assert [f.rule.name for f in report.of("wrong")] == ["random-in-backward"]
+    assert not any(note.startswith("surrogate") for note in report.notes)
 
 
 @pytest.mark.quick(1)

@@ -6,7 +6,6 @@ def check(subject): ...
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
@@ -53,7 +52,7 @@ DETERMINISTIC = Condition(
 )
 NOT_DRAWN = Condition(
     "its gradient is drawn at random",
-    lambda subject: subject.target.intent.nondeterministic == math.inf,
+    lambda subject: subject.target.intent.is_drawn,
 )
 KEEPS_INPUTS = Condition("forward changes its inputs", lambda subject: subject.writes_inputs)
 KEEPS_MEMORY = Condition(

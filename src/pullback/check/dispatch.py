@@ -44,6 +44,24 @@ class Work(DispatchMode):
         return result
 
 
+class _Names(DispatchMode):
+    def __init__(self) -> None:
+        DispatchMode.__init__(self)
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.overloadpacket.__name__.rstrip("_"))
+        return func(*args, **(kwargs or {}))
+
+
+def names_of_ops(call: Callable[..., Any], args: Sequence[Any]) -> set[str]:
+    """The operators that `call(*args)` uses, as far as it gets, those in place by the same name."""
+    names = _Names()
+    with suppress(Exception), torch.no_grad(), names:
+        call(*args)
+    return names.seen
+
+
 def views_memory(func: Any) -> bool:
     """Whether an operator returns memory that it was given, without writing into it."""
     schema = op_schema(func)

@@ -60,6 +60,8 @@ def _fields(called: Run, cotangents: Sequence[Tensor | None]) -> dict[str, Tenso
 
 def is_repeatable(subject: Subject) -> bool:
     """Whether the same call gives the same twice; where not, another rule says so."""
+    if subject.target.intent.is_drawn:
+        return False
     if "repeatable" not in subject.trials:
         one, two = (results_of(subject, subject.base) for _ in range(2))
         subject.trials["repeatable"] = [difference(one, two) is None]
@@ -102,10 +104,19 @@ def _apart(
         if torch.equal(got, usual):
             return None
         return At(where), Words("the same numbers"), Words("others")
-    if is_close(got, usual, factor):
+    if is_close(got, usual, factor) or _is_rounding(got, usual):
         return None
     index, have, want = worst_of(got, usual)
     return At(where, index), want, have
+
+
+def _is_rounding(got: Tensor, usual: Tensor) -> bool:
+    """Whether one of two float64 results is float32's to the bit, and they differ no further."""
+    if got.dtype != torch.float64 or usual.dtype != torch.float64:
+        return False
+    one, two = got.float(), usual.float()
+    is_single = torch.equal(one.double(), got) or torch.equal(two.double(), usual)
+    return is_single and is_close(one, two)
 
 
 def _there(tensor: Tensor | None) -> Words:

@@ -154,7 +154,8 @@ def not_finite(
         for flat in (~torch.isfinite(grad.detach())).flatten().nonzero()[:LOOKS, 0].tolist():
             truth = _finite(want.get(position), flat)
             if truth is None or _finite(eager.get(position), flat) is None:
-                if not beside or not _is_inside(subject, exact, wide):
+                is_known = truth is not None and not exact.args[position].is_complex()
+                if not (beside or is_known) or not _is_inside(subject, exact, wide):
                     break
                 truth = None
                 if not exact.args[position].is_complex():

@@ -17,8 +17,14 @@ from pullback.check.work import SEED, Job
 from pullback.function.isolation import drawing_from
 
 # Seconds of work to search for a proof, by profile.
-SECONDS = {"quick": 0.0, "standard": 2.0, "deep": 20.0}
-PATIENCE = 3.0  # times as much work, or as long at rest, and the search is ended
+SECONDS = {"quick": 0.0, "standard": 1.0, "deep": 20.0}
+PATIENCE = 2.0  # times as much work, or as long at rest, and the search is ended
+
+
+def import_prover(profile: str) -> None:
+    """Load what a search needs, so that not each worker must."""
+    if SECONDS[profile]:
+        import pullback.prove.proof  # noqa: F401  heavy: sympy
 
 
 def proved_of(job: Job, results: Iterable[Finding | Skip], *, is_here: bool) -> Proved | None:

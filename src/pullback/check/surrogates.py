@@ -10,8 +10,9 @@ their shape:
 - forward returns an input as it is, so that changing gradients is all that the Function does, be it
   to give them to another input;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
-  cotangent; or forward has bounds, and backward lets everything through as it is;
-- an argument changes the gradient, and nothing that forward gives: it is there to shape it.
+  cotangent; or forward has bounds or rounds, and backward lets everything through as it is;
+- an argument changes the gradient, and nothing that forward gives: it is there to shape it;
+- backward draws random numbers, and forward draws none: an estimate of the gradient.
 
 Where that holds, the gradient is not compared with forward's, as if it were declared
 (`declares = {"surrogate": "x"}`), and the report says so. Everything else is still asked of it.
@@ -19,6 +20,7 @@ Where that holds, the gradient is not compared with forward's, as if it were dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -28,6 +30,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
+from pullback.check.dispatch import names_of_ops
+from pullback.check.draws import draws, is_drawn
 from pullback.check.own import own_argument
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
@@ -35,6 +39,7 @@ from pullback.judge.example import Example, can_differ, example_of
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, run
 
+ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "floor_divide"})
 CROSSING = 0.1  # of the entries may pass to another piece when an input moves by a tiny step
 FOREIGN = ("torch.", "pullback.")
 
@@ -46,7 +51,9 @@ class Shape(Enum):
     IDENTITY = "forward returns an input as it is"
     BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
     PASSED = "forward has bounds, and backward passes the cotangent on as it is"
+    ROUNDED = "forward rounds, and backward passes the cotangents on as they are"
     SHAPED = "an argument is there for backward alone"
+    DRAWN = "backward draws random numbers, forward draws none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,9 @@ def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
 
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    one_by_one = (Shape.BOUND, Shape.PASSED, Shape.SHAPED)
+    if any(s.shape is Shape.DRAWN for s in found):
+        intent = replace(intent, nondeterministic=math.inf)
+    one_by_one = (Shape.BOUND, Shape.PASSED, Shape.ROUNDED, Shape.SHAPED, Shape.DRAWN)
     if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)
     return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
@@ -111,6 +120,8 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
 
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
+    if is_drawn(subject, mismatch.name):
+        return None if draws(subject) else Shape.DRAWN
     place = subject.names.index(mismatch.name)
     steps = _steps(subject, called, place)
     if steps and _is_flat(subject, called, steps, mismatch):
@@ -119,8 +130,11 @@ def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
         return Shape.IDENTITY
     if _is_bound(subject, called, place) and _asks_for_sign(subject, called, mismatch):
         return Shape.BOUND
-    if _passes_on(subject, called, mismatch) and _saturates(subject, called, place):
-        return Shape.PASSED
+    if _passes_on(subject, called, mismatch):
+        if len(called.live) == 1 and _saturates(subject, called, place):
+            return Shape.PASSED
+        if names_of_ops(subject.target.call, called.example.fresh(needs=frozenset())) & ROUNDING:
+            return Shape.ROUNDED
     if own_argument(subject, called.example, mismatch.name):
         return Shape.SHAPED
     return None
@@ -180,12 +194,12 @@ def _is_bound(subject: Subject, called: Run, place: int) -> bool:
 
 
 def _passes_on(subject: Subject, called: Run, mismatch: Mismatch) -> bool:
-    """Whether the gradient is the cotangent itself, beyond the bounds too."""
-    if len(called.live) != 1:
-        return False
-    (live,) = called.live
-    sent, found = subject.cotangents(called)[live], mismatch.have
-    return sent is not None and found is not None and torch.equal(sent.cpu(), found.cpu())
+    """Whether the gradient is the cotangent of an output itself, beyond the bounds too."""
+    found = mismatch.have
+    sent = [subject.cotangents(called)[live] for live in called.live]
+    return found is not None and any(
+        one is not None and torch.equal(one.cpu(), found.cpu()) for one in sent
+    )
 
 
 def _saturates(subject: Subject, called: Run, place: int) -> bool:

@@ -14,6 +14,7 @@ Declared intent stands on the class, as an attribute `declares` that needs no im
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,11 @@ class Intent:
     def is_donated(self, name: str) -> bool:
         """Whether input `name` may be overwritten."""
         return name in self.donates if isinstance(self.donates, frozenset) else self.donates
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether gradients are random estimates."""
+        return self.nondeterministic == math.inf
 
     @property
     def has_surrogate(self) -> bool:

@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from pullback.check.proving import import_prover
 from pullback.check.reasons import import_diagnosis
 from pullback.check.rules import Registered
 from pullback.judge.reference import PrecisionWatcher
@@ -21,6 +22,7 @@ def warm_up(rules: Iterable[Registered], profile: str) -> None:
     """Load what these rules need in this profile."""
     _run_once()
     import_diagnosis(profile)
+    import_prover(profile)
     for registered in rules:
         if registered.prepare is not None:
             registered.prepare()

@@ -93,6 +93,7 @@ class Reference:
         self._has_looked = False
         self._is_native = False  # whether it calls a C++ Function, which autograd cannot look into
         self._lost: dict[int, bool] = {}
+        self._asks_graph = False  # whether forward raises where no argument requires grad
 
     # ---- autograd over forward as plain PyTorch ----
 
@@ -181,11 +182,8 @@ class Reference:
             moved = list(example.args)
             for i, along in steps.items():
                 moved[i] = moved[i].detach() + t * along
-            args = replace(example, args=tuple(moved)).fresh(needs=frozenset(), owners=owners)
             progress.current.begin(example.size)
-            with torch.no_grad(), warnings.catch_warnings(), seeded(example.seed):
-                warnings.simplefilter("ignore")
-                outputs = tensors_in(self.call(*args))
+            outputs = self._forward(replace(example, args=tuple(moved)), owners)
             total = 0.0
             for output, cotangent in zip(outputs, cotangents, strict=True):
                 if cotangent is not None:
@@ -193,6 +191,26 @@ class Reference:
             return total
 
         return value
+
+    def _forward(self, example: Example, owners: dict[int, Any]) -> list[Tensor]:
+        """The outputs of forward; with a graph where it raises without one, and not with it."""
+        try:
+            return self._outputs(example, owners, has_graph=self._asks_graph)
+        except Exception:
+            if self._asks_graph or not example.needs:
+                raise
+            outputs = self._outputs(example, owners, has_graph=True)
+            self._asks_graph = True
+            return outputs
+
+    def _outputs(
+        self, example: Example, owners: dict[int, Any], *, has_graph: bool
+    ) -> list[Tensor]:
+        args = example.fresh(needs=example.needs if has_graph else frozenset(), owners=owners)
+        grad_mode = torch.set_grad_enabled(has_graph)
+        with grad_mode, warnings.catch_warnings(), seeded(example.seed):
+            warnings.simplefilter("ignore")
+            return tensors_in(self.call(*args))
 
     def slope(
         self,

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from pullback.check.kernels.guards import MemoryGuards
+from pullback.check.kernels.guards import MANY, MemoryGuards, TooLongError
 
 
 def written(tensor, place, number):
@@ -70,3 +70,13 @@ def test_copy_keeps_strides_dtype_and_grad():
 )
 def test_what_cannot_lie_between_guards_stays(tensor):
     assert MemoryGuards(lambda number: False).put(tensor, "`x`") is tensor
+
+
+def test_long_loop_is_not_watched_to_its_end():
+    x = torch.ones(2)
+
+    with pytest.raises(TooLongError), MemoryGuards(lambda number: False) as guards:
+        for _ in range(10_000):
+            x = x + 1
+
+    assert len(guards.made) == MANY

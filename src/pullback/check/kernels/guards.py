@@ -25,6 +25,8 @@ from pullback.function.slots import op_schema, storage_key
 from pullback.judge.example import mapped, tensors_in
 
 LEAST, MOST = 4096, 1 << 22  # elements of a zone; a longer tensor has zones as long as itself
+MANY = 256  # tensors that PyTorch makes in a call: zones around more take memory and time
+LONG = 2000  # operators of a call: a loop over them is no kernel, and watching each takes long
 ALIGNED = 512  # bytes: the start of a tensor is as round as PyTorch's allocators give it
 ORDINARY = 1.0  # what uninitialised memory holds
 INSIDE = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
@@ -75,8 +77,14 @@ def _different(now: Tensor, before: Tensor) -> Tensor:
     return (one != two).any(1).nonzero().flatten()
 
 
+class TooLongError(RuntimeError):
+    """A call has so many operators that it is not watched to its end."""
+
+
 class MemoryGuards(DispatchMode):
     """Inside, each tensor that PyTorch makes lies between zones; `put` does that to others.
+
+    That is so for the first `MANY` of them; a call of more than `LONG` operators is ended.
 
     `spoils` says by its number whether the zones of a tensor hold NaN, or else an ordinary number.
     The numbers are given in order, so that those of two runs are the same.
@@ -86,6 +94,7 @@ class MemoryGuards(DispatchMode):
         DispatchMode.__init__(self)
         self._spoils = spoils
         self.made: list[Guarded] = []
+        self._operators = 0
 
     def put(self, tensor: Tensor, what: str) -> Tensor:
         """A copy of the tensor between zones, or itself where it cannot be."""
@@ -113,7 +122,12 @@ class MemoryGuards(DispatchMode):
                 yield found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operators += 1
+        if self._operators > LONG:
+            raise TooLongError(f"a call has more than {LONG} operators")
         result = func(*args, **(kwargs or {}))
+        if len(self.made) >= MANY:
+            return result
         if views_memory(func) or any(out.alias_info is not None for out in op_schema(func).returns):
             return result
         name = func.overloadpacket.__name__

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from tests.check.subjects import check_of, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
 
 check = check_of("output-aliases-input")
 
@@ -27,3 +27,11 @@ PLANTED = {
 
 
 test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
+
+
+def test_memory_whose_writes_are_counted_is_fragile():
+    weights = [
+        str(findings(check, *PLANTED[name][:1], X)[0].weight) for name in ("detached", "data")
+    ]
+
+    assert weights == ["fragile", "wrong"]

@@ -36,6 +36,19 @@ class Breaks(Function):
         return g * ctx.k
 
 
+class Rounded(Function):
+    """What a constructor rounds in eager mode, and a compiler does not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.sin()
+        return y if torch.compiler.is_compiling() else y.float().to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
 class Aware(Square):
     @staticmethod
     def backward(ctx, g):
@@ -59,6 +72,7 @@ SOUND = {
     "square": (Square, lambda: (normal(4, 3),)),
     "surrogate": (Surrogate, lambda: (normal(4),)),
     "break": (Breaks, lambda: (normal(4),)),
+    "rounding": (Rounded, lambda: (normal(4),)),
 }
 PLANTED = {
     "backward": (Aware, lambda: (normal(4),), "gradient of `x`"),

@@ -16,6 +16,14 @@ SOUND = {
     "sign": (variadic(torch.abs, lambda x, g: g * x.sign()), lambda: (normal(4, 5),)),
 }
 PLANTED = {
+    "a power that autograd loses, too": (
+        variadic(
+            lambda x: torch.where(x > 0, (-1 / x).exp(), 0.0),
+            lambda x, g: torch.where(x > 0, g * (-1 / x).exp() / (x * x), 0.0),
+        ),
+        lambda: (normal(4, 5).detach().float().requires_grad_(),),
+        "gradient of `args[0]`",
+    ),
     "square in the denominator": (
         variadic(torch.abs, lambda x, g: g * x * x.abs() / (x * x)),
         lambda: (normal(4, 5),),

@@ -27,6 +27,12 @@ SOUND = {
         made(lambda x: x.norm(dim=-1), lambda g, x: (g / (x.norm(dim=-1) + 1e-12))[:, None] * x),
         (X,),
     ),
+    "a bound of backward's own next to a pole": (
+        made(
+            lambda x: 1 / x.abs().sqrt(), lambda g, x: -g * x.sign() / 2 / (x.abs() + 1e-9) ** 1.5
+        ),
+        (X,),
+    ),
     "noise where numbers cancel": (
         made(lambda x: x.sin() / x, lambda g, x: g * (x * x.cos() - x.sin()) / (x * x)),
         (X,),

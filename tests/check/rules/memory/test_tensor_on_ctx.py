@@ -119,3 +119,22 @@ def test_what_is_held_is_told():
     (stays,) = findings(check, Slope, X)
 
     assert ("input `w`" in held.got, "96 bytes that stay" in stays.got) == (True, True)
+
+
+class MaskOnCtx(Function):
+    @staticmethod
+    def forward(ctx, x, mask):
+        ctx.save_for_backward(x)
+        ctx.mask = mask
+        return x * x * mask
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * g * x.detach() * ctx.mask, None
+
+
+def test_mask_on_ctx_explains_no_lost_second_derivative():
+    report = pb.check(MaskOnCtx, (X, torch.ones(X.shape, dtype=torch.bool)))
+
+    assert {"tensor-on-ctx", "detached-double-backward"} <= {f.rule.name for f in report.findings}

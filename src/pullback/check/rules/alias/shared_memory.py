@@ -128,6 +128,7 @@ def output_aliases_input(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 OUTPUT_ALIASES_INPUT,
                 example=subject.base,
+                severity=Severity.FRAGILE if _is_counted(output, arg) else None,
                 at=At(Output(i)),
                 expected=f"memory of its own, or a view of `{name}` that autograd tracks",
                 got=f"the memory of `{name}`",
@@ -167,6 +168,15 @@ def _inputs(run: Run) -> Iterator[tuple[Input, Tensor]]:
     for name, arg in zip(run.names, run.passed, strict=False):
         if isinstance(arg, Tensor):
             yield Input(name), arg
+
+
+def _is_counted(output: Tensor, arg: Tensor) -> bool:
+    """Whether a write into the output counts as one into the input, so that PyTorch raises where it
+    has saved that. What is computed from the input afterwards is wrong in silence all the same.
+    """
+    before = arg._version
+    output.detach().copy_(output.detach().clone())
+    return arg._version > before
 
 
 def _memory(tensor: Tensor) -> int:
@@ -314,8 +324,9 @@ What it checks
     nor an input marked dirty.
 
 Why it matters
-    An in-place op on the output then changes the input, and no version counter moves: ops that
-    saved the input compute wrong gradients in silence.
+    An in-place op on the output then changes the input: what is computed from the input afterwards
+    has a gradient that knows nothing of the change. And where no version counter moves, as with
+    `x.data`, ops that saved the input compute wrong gradients in silence; else that is fragile.
 
 Fails
     return x.detach()

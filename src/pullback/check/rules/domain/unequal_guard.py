@@ -19,7 +19,8 @@ Passes
 
 Cannot see
     A guard of about 1e-12 or less that stands in backward alone: at such values it is the usual way
-    to give a direction to what has none.
+    to give a direction to what has none. Nor one of backward's own next to a pole of forward: there
+    it bounds what is beyond all numbers, on purpose.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ FIRST = 1e-6  # here guards of backward's own count as well
 SCALES = (FIRST, 1e-8, 1e-10, 1e-12)
 OFF = 0.05  # the share of the largest entry that must be off
 LEFT = 0.25  # of a gradient, below which a guard of backward's own counts at any scale
-FELT = 1e-3  # the share of the cotangent that such a gradient must be
+FELT = 1e-3  # of the cotangent that such a gradient must be; beyond 1 / FELT there is a pole
 SURE = 0.02  # and how exact the slope must be that says so
 DIRECTIONS = 3
 COARSE = 1e3  # times the values: steps that a solver's own tolerance does not drown
@@ -118,11 +119,15 @@ def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Misma
 
 
 def _is_damped(want: Tensor, have: Tensor, cotangents: Cotangents) -> bool:
-    """Whether little is left of a gradient that matters, in all its entries."""
+    """Whether little is left of a gradient that matters, in all its entries.
+
+    Next to a pole it is bounded on purpose.
+    """
     given = max(float(c.abs().max()) for c in cotangents if c is not None and c.numel())
     largest = want.abs().max()
     share = (have / want)[want.abs() > 1e-3 * largest]
-    return bool(largest >= FELT * given) and bool(((share >= 0) & (share < LEFT)).all())
+    is_felt = FELT * given <= float(largest) <= given / FELT
+    return is_felt and bool(((share >= 0) & (share < LEFT)).all())
 
 
 def _is_guarded(

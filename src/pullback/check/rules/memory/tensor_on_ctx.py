@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class OnCtx:
 
     attribute: str
     held: Input | Output | None
+    has_slope: bool  # whether what is on ctx has floating numbers
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -81,7 +83,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at=" and ".join(f"`ctx.{attribute}`" for attribute in found),
             expected="tensors kept with ctx.save_for_backward, and freed by backward",
             got=got,
-            detail=OnCtx(name, held[name]),
+            detail=OnCtx(name, held[name], any(map(can_differ, chain(*before.values())))),
             fix=f"ctx.save_for_backward instead of ctx.{name}",
         )
 
@@ -128,10 +130,19 @@ REPROS = (_kept,)
 
 EXPLAINS = (
     Cause(
-        UNWATCHED | {"detached-double-backward"},
-        "autograd neither watches nor follows what is on ctx and not saved",
+        UNWATCHED,
+        "autograd does not watch what is on ctx and not saved",
         rank=160,
         holds=lambda finding: finding.about.detail.held is not None,
+        weighs=True,
+    ),
+    Cause(
+        frozenset({"detached-double-backward"}),
+        "autograd does not follow what is on ctx and not saved",
+        rank=160,
+        holds=lambda finding: (
+            finding.about.detail.held is not None and finding.about.detail.has_slope
+        ),
         weighs=True,
     ),
     Cause(
