@@ -86,7 +86,29 @@ def lose_a_cotangent(name, made):
     return made
 
 
-@pytest.mark.quick(2)
+def crash_in_backward(name, made):
+    if name == "backward":
+        raise RuntimeError("the kernel was not launched")
+    return made
+
+
+def crash_in_forward(name, made):
+    if name == "forward":
+        raise RuntimeError("the kernel was not launched")
+    return made
+
+
+def lose_rows_of_a_gradient(name, made):
+    if name == "backward":
+        made[0] = made[0][:2]
+    return made
+
+
+def lose_an_output(name, made):
+    return made[:1] if name == "forward" else made
+
+
+@pytest.mark.quick(6)
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("backend", COMPILING)
 @pytest.mark.parametrize(
@@ -95,6 +117,10 @@ def lose_a_cotangent(name, made):
         (halve_second_gradient, "the gradient of `w`"),
         pytest.param(shift_one_element, "output 0 at [0, 3]", marks=pytest.mark.slow),
         (lose_a_cotangent, "the gradient of `x`"),
+        (crash_in_backward, "what it raises: RuntimeError: the kernel was not launched"),
+        (crash_in_forward, "what it raises: RuntimeError: the kernel was not launched"),
+        (lose_rows_of_a_gradient, "returned an invalid gradient"),
+        (lose_an_output, "what it raises: "),
     ],
 )
 def test_planted_fault_is_caught_at_the_first_call(monkeypatch, backend, spoil, said):
@@ -230,6 +256,23 @@ def test_verification_can_be_switched_off(monkeypatch):
 
     wrong = gradients(combined.apply, args, cotangents)[1]
     torch.testing.assert_close(2 * wrong, gradients(gate, args, cotangents)[1])
+
+
+@pytest.mark.needs_compiler
+def test_error_of_the_program_is_the_user_s_own():
+    """An index out of range raises in compiled code, too: that is no fault of the code."""
+
+    def looked_up(table, places):
+        return F.embedding(places, table).sin()
+
+    args = leaf(5, 3), torch.tensor([1, 4])
+    combined = pb.combine(looked_up, *args, backend="inductor")
+    with warnings.catch_warnings(), pytest.raises(IndexError, match="index out of range"):
+        warnings.simplefilter("error", WrongCodeWarning)
+        combined.apply(args[0], torch.tensor([1, 7]))
+
+    torch.testing.assert_close(combined.apply(*args), looked_up(*args))
+    assert "1 call run by backend" in combined.explain()
 
 
 @pytest.mark.needs_compiler

@@ -26,7 +26,7 @@ from pullback.run.node import Layout, make_node
 from pullback.run.open_sizes import stride_pattern
 from pullback.run.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, UncompiledReason
 from pullback.run.specs import SpecMaker
-from pullback.run.verify import graph_difference, node_difference
+from pullback.run.verify import graph_difference, node_difference, raised_difference
 
 PATTERNS = 8  # how many patterns of strides of one recipe are compiled for
 
@@ -183,12 +183,30 @@ class Nodes:
         """A node, compiled and compared."""
         backend = self.backends[name]
         make = backend.make_node if spec_of is specs.exact else make_node
-        try:
+
+        def made() -> Node | None:
             node = make(spec_of(self._maker(name), backend, backend.prepared(recipe), row))
             return node if self._is_right(name, node, recipe, row) else None
+
+        return self._unless_it_raises(name, made, recipe, row)
+
+    def _unless_it_raises(
+        self, name: str, make: Callable[[], Node | None], recipe: Recipe, row: Sequence[Tensor]
+    ) -> Node | None:
+        """What is compiled, and run once on the way; None where that fails, and eager ops do not.
+
+        What the program itself raises goes on.
+        """
+        try:
+            return make()
         except CaptureError as error:
             self.note(error)
-            return None
+        except Exception as error:
+            if not self.verifies:
+                raise
+            given = [x.detach() for x in row]
+            self._differs(name, row, raised_difference(error, lambda: recipe.run_row(given)))
+        return None
 
     def _eager_node(self, recipe: Recipe, row: Sequence[Tensor]) -> Node:
         made = self._made_of(recipe)
@@ -215,21 +233,21 @@ class Nodes:
         return None if node is None else Found(node, f'without gradients by backend "{name}"')
 
     def _alone_of(self, name: str, recipe: Recipe, row: Sequence[Tensor]) -> Node | None:
-        try:
-            recipe = self.backends[name].prepared(recipe)
-            node, code, one = specs.forward_only(self.backends[name], recipe, row)
-        except CaptureError as error:
-            self.note(error)
-            return None
-        if self.verifies:
-            text = one.printed("forward", recipe)
-            names = [f"output {place}" for place in range(len(one.made))]
-            given = [x.detach() for x in row]
-            found = graph_difference(code, text, one.graph, given, names)
-            if found is not None:
-                self._differs(name, row, found)
-                return None
-        return node
+        def made() -> Node | None:
+            backend = self.backends[name]
+            prepared = backend.prepared(recipe)
+            node, code, one = specs.forward_only(backend, prepared, row)
+            if self.verifies:
+                text = one.printed("forward", prepared)
+                names = [f"output {place}" for place in range(len(one.made))]
+                given = [x.detach() for x in row]
+                found = graph_difference(code, text, one.graph, given, names)
+                if found is not None:
+                    self._differs(name, row, found)
+                    return None
+            return node
+
+        return self._unless_it_raises(name, made, recipe, row)
 
     # ---- comparing ----
 

@@ -27,6 +27,7 @@ from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import normal
 from pullback.derive.recipe import Recipe, dense_cotangent
+from pullback.errors import PullbackError
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
@@ -44,9 +45,27 @@ def node_difference(
     And whether a difference would have shown in every value. Where the node does not take the row,
     there is nothing to compare.
     """
-    return _first_difference(
-        lambda given: _node_differs(node, recipe, given), recipe.captured.joint.graph, row
-    )
+
+    def differs(row: Sequence[Tensor]) -> tuple[ValueDifference | None, bool]:
+        with apart(), autocast_off(), torch.enable_grad():
+            try:
+                return _node_differs(node, recipe, row)
+            except Exception as error:
+                return raised_difference(error, lambda: _run_whole(recipe, row)), True
+
+    return _first_difference(differs, recipe.captured.joint.graph, row)
+
+
+def raised_difference(error: Exception, run: Callable[[], Any]) -> ValueDifference:
+    """That compiled code raises where `run`, the same by eager ops, does not; else that error.
+
+    What is no fault of the code is raised again: no memory, a warning that is an error here.
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError, PullbackError, Warning)):
+        raise error
+    run()
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return ValueDifference("what it raises", "", "nothing", said)
 
 
 def _node_differs(
@@ -55,31 +74,30 @@ def _node_differs(
     """The difference on one row, and whether the row would show one in every value."""
     captured, is_telling = recipe.captured, True
     live = [o.index for o in captured.outputs if o.differentiable and o.index is not None]
-    with apart(), autocast_off(), torch.enable_grad():
-        given = [x.detach().requires_grad_(x.requires_grad) for x in row]
-        made = node(*given)
-        if made is MISS:
-            return None, True
-        outputs = [made] if isinstance(made, Tensor) else list(made)
-        needing = [x for x, one in zip(given, captured.inputs, strict=True) if one.needs]
-        names = [*_output_names(len(outputs)), *gradient_names(recipe)]
-        patterns = _patterns(recipe, [outputs[place].detach() for place in live])
-        for number, cotangents in enumerate(patterns):
-            gradients = torch.autograd.grad(
-                [outputs[place] for place in live],
-                needing,
-                cotangents,
-                retain_graph=True,
-                allow_unused=True,
-            )
-            trial = GraphTrial(
-                captured.joint.graph, _run_of(recipe), (*(x.detach() for x in row), *cotangents)
-            )
-            found = trial.difference([*outputs, *gradients], names)
-            if found is not None:
-                return found, True
-            if number == 0:  # all cotangents together
-                is_telling = all(map(_is_telling, trial.values))
+    given = [x.detach().requires_grad_(x.requires_grad) for x in row]
+    made = node(*given)
+    if made is MISS:
+        return None, True
+    outputs = [made] if isinstance(made, Tensor) else list(made)
+    needing = [x for x, one in zip(given, captured.inputs, strict=True) if one.needs]
+    names = [*_output_names(len(outputs)), *gradient_names(recipe)]
+    patterns = _patterns(recipe, [outputs[place].detach() for place in live])
+    for number, cotangents in enumerate(patterns):
+        gradients = torch.autograd.grad(
+            [outputs[place] for place in live],
+            needing,
+            cotangents,
+            retain_graph=True,
+            allow_unused=True,
+        )
+        trial = GraphTrial(
+            captured.joint.graph, _run_of(recipe), (*(x.detach() for x in row), *cotangents)
+        )
+        found = trial.difference([*outputs, *gradients], names)
+        if found is not None:
+            return found, True
+        if number == 0:  # all cotangents together
+            is_telling = all(map(_is_telling, trial.values))
     return None, is_telling
 
 
@@ -94,7 +112,10 @@ def graph_difference(
 
     def differs(row: Sequence[Any]) -> tuple[ValueDifference | None, bool]:
         with apart(), autocast_off(), torch.no_grad():
-            got = compiled(list(row))
+            try:
+                got = compiled(list(row))
+            except Exception as error:
+                return raised_difference(error, lambda: text(list(row))), True
             trial = GraphTrial(graph, lambda row: text(list(row)), tuple(row))
             found = trial.difference(got, names)
             return found, found is not None or all(map(_is_telling, trial.values))
@@ -170,6 +191,15 @@ def _run_of(recipe: Recipe) -> Callable[[Sequence[Any]], Sequence[Any]]:
         return [*outputs, *(g for g, need in zip(pulled, needs, strict=True) if need)]
 
     return run
+
+
+def _run_whole(recipe: Recipe, row: Sequence[Tensor]) -> None:
+    """Run a recipe forward and backward, for what it may raise."""
+    given = [x.detach() for x in row]
+    with torch.no_grad():
+        outputs = recipe.run_row(given)[0]
+    for cotangents in _patterns(recipe, [outputs[place] for place in recipe.live]):
+        _run_of(recipe)((*given, *cotangents))
 
 
 def _patterns(recipe: Recipe, outputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
