@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from pullback.capture.names import identifier
 from pullback.derive.recipe import Parts
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
