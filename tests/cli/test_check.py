@@ -381,7 +381,7 @@ def test_progress_is_only_for_terminals(ops):
 def test_recorded_inputs_are_taken(ops):
     import torch
 
-    from pullback.check.recorded import recording
+    from pullback.check import recording
 
     sys.path.insert(0, str(ops))
     module = __import__("ops_to_check")

@@ -9,7 +9,7 @@ from torch.autograd.function import FunctionCtx
 import pullback as pb
 from pullback.errors import GradientNameError
 from pullback.function.foreign import ContextView, ForeignNeeds, opened_view, view
-from pullback.function.translation import is_translated
+from pullback.function.signature import is_translated
 
 
 class Foreign(FunctionCtx):

@@ -26,11 +26,6 @@ class Source:
     name: str = ""
     value: bytes = b""
 
-    @property
-    def is_loaded_elsewhere(self) -> bool:
-        """Whether this process has never run its code."""
-        return bool(self.name)
-
     def loaded(self) -> Any:
         """The object itself."""
         return target_of(self.name).thing if self.name else pickle.loads(self.value)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from pullback.errors import UnsoundError
+
 if TYPE_CHECKING:
     from pullback.check.recorded import Recording
     from pullback.check.report import Report
@@ -111,9 +113,7 @@ def assert_sound(
     >>> assert_sound(torch.sin, (torch.ones(3),), profile="quick")
     """
     __tracebackhide__ = True  # pytest then shows the line of the test
-    from pullback.check.runner import assert_sound as run  # heavy
-
-    run(
+    report = check(
         target,
         inputs,
         select=select,
@@ -126,6 +126,11 @@ def assert_sound(
         ranks=ranks,
         placements=placements,
     )
+    if not report.ok:
+        raise UnsoundError(
+            f"`{report.subject}` must have no finding",
+            got=f"{len(report.findings)}\n\n{report}",
+        )
 
 
 def recording(**options: int) -> AbstractContextManager[Recording]:
@@ -149,6 +154,6 @@ def recording(**options: int) -> AbstractContextManager[Recording]:
     >>> recorded.check(profile="quick").ok
     True
     """
-    from pullback.check.recorded import recording as record  # it imports the checker
+    from pullback.check.recorded import Recording  # it imports the checker
 
-    return record(**options)
+    return Recording(**options).watching()

@@ -271,19 +271,6 @@ class Recording:
         return "\n".join(lines)
 
 
-@contextmanager
-def recording(*, kinds: int = KINDS, limit: int = BYTES) -> Iterator[Recording]:
-    """Record the Functions that this thread calls in the block.
-
-    Arguments:
-        kinds: how many calls of one class to keep, of different shapes, dtypes or plain arguments.
-        limit: how many bytes of tensors to keep in all.
-    """
-    recorded = Recording(kinds=kinds, limit=limit)
-    with recorded.watching():
-        yield recorded
-
-
 def load_recording(path: str | Path) -> Recording:
     """A recording that was saved; runs no code of it, and none of the Functions it names."""
     recorded = Recording()

@@ -35,7 +35,7 @@ from pullback.check.surroundings import require_plain_inputs, usual_modes
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
-from pullback.errors import ExamplesError, InternalError, TargetError, UnsoundError
+from pullback.errors import ExamplesError, InternalError, TargetError
 from pullback.judge.example import Example, example_of
 from pullback.judge.run import describe
 
@@ -65,17 +65,10 @@ def check(
     sanitize: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Try every rule on `target` at `inputs` and what can be generated from them.
+    """Try every rule on `target` at `inputs` and what can be generated from them: see `pb.check`.
 
-    `inputs` is a tuple of arguments, a list of such tuples, or a function without arguments that
-    gives one of these; left out, `target.examples` is asked. `declares` says of the target what the
-    attribute of that name says on a class: `declares={"surrogate": "x"}`. `reference` is a plain
-    function of the same arguments: outputs and gradients are compared with its own. `domain` says
-    what the arguments may be, such as `{"a": "symmetric", "x": {"min_value": 0}}`: others are not
-    tried (see `inputs.stated`). After `seconds` no other rule is begun, and the report names those
-    that were not tried. With `ranks`, the rules across ranks are tried, by so many processes;
-    `placements` says what the values of the ranks are to each other, and `inputs` may be a function
-    of the rank. With `sanitize`, NVIDIA's compute-sanitizer is asked too, where it is installed.
+    What `domain` rules out is not tried (see `inputs.stated`). With `ranks`, the rules across ranks
+    are tried, by so many processes, and `inputs` may be a function of the rank.
     """
     known = with_options(target_of(target), declares, reference)
     if ranks is not None:
@@ -129,17 +122,6 @@ def check(
         collected.interrupted = True
         parts, missing = (), collected.inside
     return joined(collected.report(start), parts, missing)
-
-
-def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
-    """Raise `UnsoundError` with every finding, if there is any: for tests."""
-    __tracebackhide__ = True  # pytest then shows the line of the test
-    report = check(target, inputs, **options)
-    if not report.ok:
-        raise UnsoundError(
-            f"`{report.subject}` must have no finding",
-            got=f"{len(report.findings)}\n\n{report}",
-        )
 
 
 def _turn(registered: Registered) -> int:

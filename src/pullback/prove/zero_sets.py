@@ -9,17 +9,17 @@ from __future__ import annotations
 import sympy  # type: ignore[import-untyped]
 
 from pullback.prove.signs import Expr, sign_of
+from pullback.prove.zero_test import is_zero_at_points
 
 _SMOOTH = (
     *(sympy.exp, sympy.sin, sympy.cos, sympy.sinh, sympy.cosh, sympy.tanh),
     *(sympy.erf, sympy.atan, sympy.asinh),
 )
-_DIGITS, _NOISE = 30, 1e-15  # what is larger is no rounding error
 
 
 def is_thin(e: Expr) -> bool:
     """Whether it is known that `e` is zero on a set without volume only."""
-    return is_analytic(e) and _has_value(e)
+    return is_analytic(e) and not is_zero_at_points(e)
 
 
 def is_analytic(e: Expr) -> bool:
@@ -41,16 +41,3 @@ def _is_smooth_power(base: Expr, exponent: Expr) -> bool:
     if exponent.is_Integer:
         return exponent >= 0 or sign_of(base) in (-1, 1)
     return sign_of(base) == 1
-
-
-def _has_value(e: Expr) -> bool:
-    """Whether `e` is not zero at one of a few arbitrary points."""
-    symbols = sorted(e.free_symbols, key=str)
-    for start in (3, 17, 101):
-        point = {s: sympy.Rational(start + 7 * n, 11 + 2 * n) for n, s in enumerate(symbols)}
-        value = e.subs(point).evalf(_DIGITS)
-        if value.is_Float and abs(value) > _NOISE:
-            return True
-        if value.is_Rational and value != 0:
-            return True
-    return False

@@ -31,7 +31,7 @@ def vanishes(expression: Expr, deadline: float) -> bool:
         left = deadline - time.process_time()
         try:
             if call_within(left * share, method, expression):
-                return call_within(left, _is_zero_at_points, expression)
+                return call_within(left, is_zero_at_points, expression)
         except TimeLimitError:
             is_late = True
         except Exception:  # sympy has no one class for what it cannot do
@@ -41,8 +41,8 @@ def vanishes(expression: Expr, deadline: float) -> bool:
     return False
 
 
-def _is_zero_at_points(expression: Expr) -> bool:
-    """A check by numbers of what a method says: it is zero at a few points."""
+def is_zero_at_points(expression: Expr) -> bool:
+    """Whether it is zero at a few points: a check by numbers of what a method says."""
     symbols = sorted(expression.free_symbols, key=str)
     for start in (-7, 5, 31):
         point = {

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from pullback.capture.names import identifier
 from pullback.derive.recipe import Parts
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
@@ -304,8 +303,3 @@ def _ops(made: KernelFile) -> str:
         lines.append(f"    return {phase.name}({', '.join([*phase.parameters, 'traced'])})")
         texts.append("\n".join(part for line in lines for part in wrapped_line(line)))
     return "\n\n\n".join(texts)
-
-
-def kernel_parameter_names(subject: EmitSubject) -> list[str]:
-    """The names of the tensors that a subject takes."""
-    return [identifier(one.name) for one in subject.captured.inputs]

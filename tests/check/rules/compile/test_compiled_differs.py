@@ -1,12 +1,13 @@
 """Sound functions pass `compiled-differs`; planted faults are caught, and named."""
 
+import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules import all_rules
 from pullback.check.rules.compile.compiled_differs import check, prepare
 from tests.check.functions import Square
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import normal, rule_tests, skips
 
 
 class Surrogate(Function):
@@ -87,3 +88,21 @@ def test_compiler_is_loaded_before_the_fork():
     (registered,) = [r for r in all_rules() if r.rule.name == "compiled-differs"]
 
     assert registered.prepare is prepare
+
+
+class Draws(Square):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x + 0 * torch.rand(())
+
+
+class Declared(Square):
+    declares = {"nondeterministic": 1e-6}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("target", [Draws, Declared])
+def test_function_that_draws_is_left_alone(target):
+    (skip,) = skips(check, target, normal(4))
+
+    assert skip.reason.startswith("it draws random numbers")
