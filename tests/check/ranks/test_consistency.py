@@ -165,3 +165,32 @@ def test_line_of_the_check_is_not_the_place_of_a_collective_of_operators():
 
     told = [str(result) for result in (*report.findings, *report.skips)]
     assert not [text for text in told if "test_consistency.py" in text]
+
+
+class AnotherWayForFewRows(Function):
+    """Cotangents of few rows are summed, of more not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        dist.all_reduce(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        grad = grad.clone()
+        if len(grad) < 3:
+            dist.all_reduce(grad)
+        return grad
+
+
+def test_examples_that_are_right_under_other_placements_are_noted_each():
+    made = [lambda rank, rows=rows: torch.ones(rows, 3) + rank for rows in (2, 4)]
+
+    report = pb.check(AnotherWayForFewRows, lambda rank: [(make(rank),) for make in made], ranks=2)
+
+    assert report.notes == (
+        "example 1: consistent with placements (x: shard, out: shard)",
+        "example 2: consistent with placements (x: shard, out: replicate)",
+    )

@@ -154,7 +154,8 @@ def _checked(
         results = _joined(results, own)
         tried.update(joint.tried)
         number += 1
-    notes += [note for note in (placed or [[]])[0] if all(note in own for own in placed)]
+    common = [note for note in (placed or [[]])[0] if all(note in own for own in placed)]
+    notes += common or _told_apart(placed)
     if count > number and not is_cut:
         notes.append(f"of {count} examples the first {number} were checked across ranks")
     return Report(
@@ -266,6 +267,14 @@ def _consistent(joint: Joint) -> list[str]:
     elif found:
         notes.append(f"right under the placements ({found[0]})")
     return notes
+
+
+def _told_apart(placed: Sequence[Sequence[str]]) -> list[str]:
+    """What to note where examples are right under placements that are not the same."""
+    told = [(number, own[-1]) for number, own in enumerate(placed, 1) if own]
+    if len(told) < len(placed):
+        return []
+    return [f"example {number}: {note}" for number, note in told]
 
 
 def _whole(result: Finding | Skip, registered: Registered) -> Finding | Skip:
