@@ -91,7 +91,16 @@ def test_gradient_of_another_value_is_wrong(name, rule):
     assert [finding.rule.name for finding in report.findings] == [rule]
 
 
-@pytest.mark.parametrize("name", ["CoarseSum", "operators", "DealtOut"])
+def test_second_derivative_that_autograd_drops_is_named():
+    case = MESHES["GatheredOnceSilently"]
+
+    report = pb.check(case.target, case.inputs, ranks=2, select=("second-across-ranks",))
+
+    assert [finding.rule.name for finding in report.findings] == ["second-across-ranks"]
+    assert report.findings[0].got.startswith("0: autograd does not follow backward there")
+
+
+@pytest.mark.parametrize("name", ["CoarseSum", "operators", "DealtOut", "GatheredRows"])
 def test_sound_function_is_silent(name):
     case = MESHES[name]
 
