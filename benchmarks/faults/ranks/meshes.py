@@ -425,6 +425,42 @@ def operators(x: Tensor) -> Tensor:
 
 CASES.add(operators, inputs(shard(4, 3)))
 
+# ---- a backward that autograd cannot follow ----
+
+
+class GatheredRows(Function):
+    """All ranks' rows; backward writes into a tensor of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        found = x.new_empty((size() * len(x), *x.shape[1:]))
+        dist.all_gather_into_tensor(found, x.contiguous())
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return GatheredRows.returned(grad)
+
+    @staticmethod
+    def returned(grad: Tensor) -> Tensor:
+        """The sum of all ranks' gradients for the rows of this one."""
+        found = grad.new_empty((len(grad) // size(), *grad.shape[1:]))
+        dist.reduce_scatter_tensor(found, grad.contiguous())
+        return found
+
+
+class GatheredOnceSilently(GatheredRows):
+    """Nothing refuses a second derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return GatheredRows.returned(grad)
+
+
+CASES.add(GatheredRows, inputs(shard(2, 3)))
+CASES.add(GatheredOnceSilently, inputs(shard(2, 3)), rule="second-across-ranks")
+
 # ---- a gradient that is not forward's, on purpose ----
 
 

@@ -51,3 +51,25 @@ def test_lost_ranks_print_nothing_beside_the_report(capfd):
 
     assert [finding.rule.name for finding in report.findings] == ["different-collectives"]
     assert capfd.readouterr().err == ""
+
+
+class Prints(Function):
+    @staticmethod
+    def forward(ctx, x):
+        print("printed" * 100)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_what_a_function_prints_is_shown_in_part_and_not_on_standard_output(capfd):
+    report = pb.check(Prints, lambda rank: (torch.ones(4, 3) + rank,), ranks=2)
+    shown = capfd.readouterr()
+
+    assert report.ok
+    assert shown.out == ""
+    assert "printed" in shown.err
+    assert "is left out" in shown.err
+    assert len(shown.err) < 25_000

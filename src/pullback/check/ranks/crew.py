@@ -189,6 +189,7 @@ class Crew:
                 [sys.executable, "-c", code],
                 pass_fds=(*ends, meeting.slots),
                 stdin=subprocess.DEVNULL,
+                stdout=self._said[rank].fileno(),
                 stderr=self._said[rank].fileno(),
                 env=os.environ | {"PYTHONPATH": found},
             )

@@ -60,6 +60,10 @@ PointKey = frozenset[int] | str
 Shared = tuple[Blocks, ...]  # of each output the ranks with one cotangent; none: each its own
 
 
+class Unsettled(Exception):
+    """No more calls can be made: the first left messages that later ones would take for theirs."""
+
+
 class Joint:
     """A Function at the inputs of all ranks, with everything a rule may ask of it."""
 
@@ -83,15 +87,14 @@ class Joint:
         self.tried = {"runs": 0}
         self.blamed: set[str] = set()  # what a rule has found, for those that come later
         self._ask = ask
-        self.given_up: RanksLost | None = None  # why nothing is asked any more
         self._known: dict[Any, Any] = {}
 
     # ---- questions ----
 
     def ask(self, command: Callable[[int], Command]) -> list[Reply]:
         """The answers of all ranks; raises `RanksLost`, or `Failed` where one raised."""
-        if self.given_up is not None:
-            raise self.given_up
+        if isinstance(self._known.get("first"), list) and self.is_unsettled:
+            raise Unsettled(UNWAITED)
         replies = self._ask([command(rank) for rank in range(self.size)])
         self.tried["runs"] += 1
         if any(reply.raised is not None for reply in replies):

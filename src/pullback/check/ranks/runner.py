@@ -16,7 +16,7 @@ from pullback.check.ranks.consistency import consistent
 from pullback.check.ranks.crew import CannotStartError, Crew, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.given import RankTuples
-from pullback.check.ranks.joint import UNWAITED, Joint
+from pullback.check.ranks.joint import Joint, Unsettled
 from pullback.check.ranks.placements import Declared, declared_of
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
@@ -154,7 +154,8 @@ def _checked(
         results = _joined(results, own)
         tried.update(joint.tried)
         number += 1
-    notes += [note for note in (placed or [[]])[0] if all(note in own for own in placed)]
+    common = [note for note in (placed or [[]])[0] if all(note in own for own in placed)]
+    notes += common or _told_apart(placed)
     if count > number and not is_cut:
         notes.append(f"of {count} examples the first {number} were checked across ranks")
     return Report(
@@ -226,28 +227,16 @@ def _tried(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> 
                 results.append(Skip.refused(registered.rule, "the ranks failed before"))
                 continue
             told.append(error)
-            if isinstance(error, RanksLost) and _leaves_messages(joint):
-                joint.given_up = error
-                results.append(Skip.refused(registered.rule, UNWAITED))
-                continue
             found = _of_error(joint, error, registered)
             if isinstance(found, Finding) and any(r.rule.code == found.rule.code for r in results):
                 found = Skip.refused(registered.rule, "the ranks were lost here as well")
             results.append(_completed(asked, found) if isinstance(found, Finding) else found)
-        except existing.NoGroupError as error:
+        except (existing.NoGroupError, Unsettled) as error:
             results.append(Skip.refused(registered.rule, str(error)))
         except Exception as error:
             reason = "the check itself failed"
             results.append(Skip.refused(registered.rule, reason, describe(error)))
     return notes
-
-
-def _leaves_messages(joint: Joint) -> bool:
-    """Whether its own calls, which ended, left messages that a later call may take for its own."""
-    try:
-        return joint.is_unsettled
-    except (RanksLost, Failed):
-        return False
 
 
 def _of_error(joint: Joint, error: RanksLost | Failed, registered: Registered) -> Finding | Skip:
@@ -278,6 +267,14 @@ def _consistent(joint: Joint) -> list[str]:
     elif found:
         notes.append(f"right under the placements ({found[0]})")
     return notes
+
+
+def _told_apart(placed: Sequence[Sequence[str]]) -> list[str]:
+    """What to note where examples are right under placements that are not the same."""
+    told = [(number, own[-1]) for number, own in enumerate(placed, 1) if own]
+    if len(told) < len(placed):
+        return []
+    return [f"example {number}: {note}" for number, note in told]
 
 
 def _whole(result: Finding | Skip, registered: Registered) -> Finding | Skip:

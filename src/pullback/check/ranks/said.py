@@ -1,14 +1,16 @@
-"""What a rank writes on standard error, kept back until it has answered.
+"""What a rank prints, on standard output and error, kept back until it has answered.
 
-C++ ends a process with lines on standard error: gloo does so on every rank that was connected with
-one that is gone. Where that is the finding, the finding tells it; it is not printed beside it.
+Its beginning is shown, on standard error: rules call a function many times. C++ ends a process with
+lines there: gloo does so on every rank that was connected with one that is gone. Where that is the
+finding, the finding tells it; it is not printed beside it.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
+
+from pullback.check.wire import Told
 
 ABORT = "terminate called"  # how C++ begins what it says when it ends a process
 REASON = "what():"
@@ -17,11 +19,11 @@ SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|cpp|h):\d+\]")  # where it stands in the
 
 
 class RankErrors:
-    """A file without a name that is the standard error of one rank."""
+    """A file without a name that is the standard output and error of one rank."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115
-        self._shown = 0
+        self._told = Told()
 
     def fileno(self) -> int:
         """The file, for the rank."""
@@ -32,7 +34,7 @@ class RankErrors:
         self._file.close()
 
     def _new(self) -> str:
-        self._file.seek(self._shown)
+        self._file.seek(0)
         return self._file.read().decode(errors="replace")
 
     def last_words(self) -> str:
@@ -43,9 +45,8 @@ class RankErrors:
 
     def show(self) -> None:
         """Print what is new, but for what C++ says when it ends a process."""
-        text = self._new()
-        self._shown += len(text.encode(errors="replace"))
-        kept, _, _ = text.partition(ABORT)
+        kept, _, _ = self._new().partition(ABORT)
+        self._file.seek(0)  # for the rank as well, which writes where this ends
+        self._file.truncate()
         if kept.strip():
-            sys.stderr.write(kept)
-            sys.stderr.flush()
+            self._told.take(kept.encode())

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pullback.check.confine import lead
+from pullback.check.confine import lead, print_into
 from pullback.check.isolate import limit_memory, refusal_here
 from pullback.check.ranks.collectives import Slot, install
 from pullback.check.ranks.commands import Reply
@@ -64,7 +64,7 @@ def live(
     errors: Sequence[int],
 ) -> None:
     """A forked rank, from its first line to its last."""
-    os.dup2(errors[rank], 2)
+    print_into(errors[rank])
     place.close()  # its parent listens
     for number, ((ours, theirs), (life, kept)) in enumerate(zip(pipes, lives, strict=True)):
         ours.close()
@@ -82,6 +82,7 @@ def live(
 
 def serve(rank: int, size: int, port: int, slots: int, fd: int, life: int) -> None:
     """A rank that was started afresh: its job comes first."""
+    print_into(os.dup(2))
     pipe = Connection(fd)
     sys.path[:] = pickle.loads(pipe.recv_bytes())
     job = pickle.loads(pipe.recv_bytes())

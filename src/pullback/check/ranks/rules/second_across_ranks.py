@@ -38,6 +38,7 @@ from pullback.check.ranks.slope import inner
 from pullback.judge.run import Raised, cotangent_of
 
 RULE = Rule("R131", "second-across-ranks", "ranks")
+DROPPED = "0: autograd does not follow backward there, and drops it from a sum without a word"
 STEP = 1e-3
 NEAR = 1e-4  # of a second derivative; a missing sum over ranks is off by far more
 Seconds = list[dict[int, Tensor]]
@@ -83,7 +84,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
         RULE,
         at=wrong.at,
         expected=f"{wrong.want:.6g}, by differences, under {found[0]}",
-        got=f"{wrong.have:.6g}, and no error",
+        got=f"{wrong.have:.6g}, and no error" if wrong.have else DROPPED,
         fix="compute backward with what autograd follows (a Function that communicates, where "
         "there is a collective), or decorate it with `@once_differentiable`",
     )
@@ -97,8 +98,9 @@ def _wrong(joint: Joint, assignment: Assignment, *, is_one: bool) -> WrongSecond
     seconds = _seconds(joint, key, is_one=is_one)
     pulled = joint.pull(point, cotangents, seconds=seconds)
     told = [p.seconds or {} for p in pulled]
-    if all(t is None for one in told for part in one.values() for t in part.values()):
-        raise Failed(_refusals(joint))  # nothing is tracked: autograd itself refuses
+    is_followed = any(t is not None for one in told for part in one.values() for t in part.values())
+    if not is_followed and not joint.target.is_function:
+        raise Failed(_refusals(joint))  # autograd itself refuses; a Function may stand in a program
     moves = _moves(joint, seconds, key, is_one=is_one)
     by_cotangent = [t["cotangents"] for t in told]
     wrong = _wrong_cotangent(joint, assignment, point, moves, by_cotangent)

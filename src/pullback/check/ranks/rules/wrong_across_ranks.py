@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from pullback.check.facts import At, Gradient, Output, numbers
 from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.collectives import SUMS
 from pullback.check.ranks.consistency import Judged, Rows, all_judged, held
 from pullback.check.ranks.diagnosis import Diagnosis, RankFault, diagnosed
 from pullback.check.ranks.joint import UNWAITED, Joint
@@ -23,6 +24,8 @@ FIXES = {
     RankFault.DIFFERENT: "give the same gradient on every rank, or declare it as partial",
     RankFault.GROUP: "communicate in backward on the group that forward communicates on",
 }
+
+TWICE = "leave the sum over the ranks out of backward: what it sums is the same on each already"
 
 
 def faults(joint: Joint) -> list[tuple[RankFault, Finding]]:
@@ -75,9 +78,17 @@ def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tri
         expected=expected.then(", by differences of the joint forward"),
         got=came,
         why=words,
-        fix=FIXES[diagnosis.fault],
+        fix=_fix(joint, diagnosis),
         remedy=diagnosis.fault.value,
     )
+
+
+def _fix(joint: Joint, diagnosis: Diagnosis) -> str:
+    steps = [step for steps in joint.steps for step in steps]
+    is_summed = any(step.phase == "backward" and step.name in SUMS for step in steps)
+    if diagnosis.fault is RankFault.FACTOR and diagnosis.factor > 1 and is_summed:
+        return TWICE
+    return FIXES[diagnosis.fault]
 
 
 def _sentence(words: str) -> str:
