@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -54,9 +55,15 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def has_triton() -> bool:
+    """Whether Triton is installed here, or beside: `make test-triton`."""
+    return importlib.util.find_spec("triton") is not None
+
+
 NEEDS = {
     "needs_compiler": (has_compiler, "needs a C++ compiler (g++ or CXX) and Python's headers"),
     "needs_cuda": (has_cuda, "needs a GPU"),
+    "needs_triton": (has_triton, "needs Triton (its interpreter)"),
 }
 
 

@@ -33,6 +33,21 @@ def test_replaced_functions_are_named(monkeypatch):
     assert any(name.endswith("Event.elapsed_time") for name in names)
 
 
+def test_replaced_methods_of_tensors_are_named(monkeypatch):
+    before = known_functions()
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda self, dim: self)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda self, other: self, raising=False)
+
+    assert {"torch.Tensor.softmax", "torch.Tensor.__matmul__"} <= set(replaced_names(before))
+
+
+def test_new_methods_of_tensors_are_nobodys_affair(monkeypatch):
+    before = known_functions()
+    monkeypatch.setattr(torch.Tensor, "my_own", lambda self: self, raising=False)
+
+    assert replaced_names(before) == []
+
+
 def test_another_function_of_torch_is_no_excuse(monkeypatch):
     before = known_functions()
     monkeypatch.setattr(torch, "softmax", torch.sigmoid)

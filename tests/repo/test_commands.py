@@ -49,12 +49,12 @@ def test_hooks_run_what_lint_runs():
     assert [*hooks, FIGURES] == recipe_of("lint")
 
 
-def test_ci_runs_lint_and_test():
+def test_ci_runs_lint_and_tests():
     script = ROOT / ".ci" / "run"
 
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in script.read_text()
-    assert commands_of(script.read_text()) == ["make lint", "make test"]
+    assert commands_of(script.read_text()) == ["make lint", "make test", "make test-triton"]
 
 
 def test_lint_runs_all_four_tools():
@@ -94,6 +94,13 @@ def test_help_names_every_public_target():
         "dist",
         "clean",
     ]
+
+
+def test_triton_is_installed_beside_the_environment(clone):
+    commands = make("--dry-run", "test-triton", folder=clone).stdout
+
+    assert "--no-deps -c constraints.txt --target build/triton triton" in commands
+    assert f"PYTHONPATH={clone}/build/triton" in commands
 
 
 def test_bare_make_prints_the_help():

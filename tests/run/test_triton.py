@@ -1,6 +1,5 @@
 """Backend "triton": its absence, what it prepares, and its kernels in Triton's interpreter."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,10 +13,6 @@ from pullback.derive.recipes import Recipes
 from pullback.errors import BackendError, CaptureError
 from pullback.run import triton as backend
 from tests.triton_codegen.graphs import draw
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton (its interpreter)"
-)
 
 
 def recipe_of(program, *given):
@@ -119,7 +114,7 @@ print("right")
 """
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_nodes_are_right_in_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]

@@ -1,6 +1,5 @@
 """Compiled nodes against their recipes: wrong code is seen at its first call, right code is not."""
 
-import importlib.util
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -180,7 +179,7 @@ def test_planted_fault_among_several_backends_is_caught(monkeypatch, wrong, righ
     assert_caught_and_served(combined, gate, args, "the gradient of `w`")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.needs_triton
 def test_planted_fault_in_kernels_of_ours_is_caught(run_python):
     """In a process of its own, since Triton's interpreter is chosen where it is imported."""
     done = run_python("-c", KERNELS, folder=Path(__file__).resolve().parents[2])

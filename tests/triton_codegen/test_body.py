@@ -32,3 +32,10 @@ def test_rows_past_the_end_add_nothing():
     main, _ = kernels_of(F.cross_entropy, draw(4, 8), torch.arange(4))
 
     assert "tl.where(in_rows, " in main.text
+
+
+def test_gradient_of_a_bias_alone_has_its_mask():
+    main, _ = kernels_of(lambda x, b: x + b, draw(4, 8), draw(8), phase="backward")
+
+    assert "mask=in_cols" in main.text
+    assert "in_cols = col < n_cols" in main.text

@@ -1,8 +1,11 @@
 """Launches: what is made, with which grid, and copies of what lies otherwise."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
-from pullback.triton_codegen.host import phase_text
+from pullback.triton_codegen.host import COMMON, phase_text
 from tests.triton_codegen.graphs import draw, names_in, parts_of
 
 
@@ -35,3 +38,21 @@ def test_dimensions_of_one_axis_have_one_key():
     x, b = phase_of(lambda x, b: x + b, draw(4, 8), draw(8)).shapes
 
     assert x[1] == b[0] != x[0]
+
+
+def test_totals_of_one_quotient_have_two_names():
+    def mean_of_counted(x, t):
+        return (x * (t > 0)).sum() / (t > 0).sum()
+
+    lines = phase_of(mean_of_counted, draw(5), torch.arange(5)).lines
+    made = [line.split(" = ")[0] for line in lines if "_parts = torch.empty" in line]
+
+    assert len(made) == len(set(made)) == 2
+
+
+@pytest.mark.parametrize("name", ["tile", "row_tile"])
+def test_programs_are_counted_where_there_are_no_columns(name):
+    space = {"triton": SimpleNamespace(next_power_of_2=lambda n: n and 1 << (n - 1).bit_length())}
+    exec(COMMON[name], space)
+
+    assert space[name](0) == (2048, 1)

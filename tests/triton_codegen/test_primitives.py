@@ -69,3 +69,17 @@ def test_graphs_compute_what_the_program_computes():
 
     torch.testing.assert_close(made[0], loss.detach())
     torch.testing.assert_close(got, expected)
+
+
+def test_sizes_beside_class_indices_stay_free():
+    parts = parts_of(F.cross_entropy, draw(4, 9), torch.arange(4))
+    sizes = [size for node in parts.joint.inputs for size in node.meta["val"].shape]
+
+    assert len({str(size) for size in sizes}) == 2
+    assert all(size.node.expr.is_symbol for size in sizes)
+
+
+def test_products_with_a_size_are_negated():
+    parts = parts_of(lambda x: -x * x.shape[1] ** -0.5 + x.var(), draw(4, 9))
+
+    assert aten.neg.default not in targets(parts.forward) | targets(parts.backward)

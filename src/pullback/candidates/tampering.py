@@ -45,10 +45,18 @@ def known_functions() -> Known:
     """What every callable name of the places means now."""
     found: Known = {}
     for place, title in _places():
-        for name, value in list(vars(place).items()):
+        for name, value in _members(place).items():
             if callable(value) or isinstance(value, (staticmethod, classmethod)):
                 found[title, name] = value
     return found
+
+
+def _members(place: Any) -> dict[str, Any]:
+    """The names of a module, or of a class with those that it inherits: most methods of a tensor
+    are those of a base class, and one that is replaced stands before it."""
+    if isinstance(place, ModuleType):
+        return dict(vars(place))
+    return {name: value for kind in reversed(place.__mro__) for name, value in vars(kind).items()}
 
 
 def _places() -> Iterator[tuple[Any, str]]:

@@ -167,10 +167,11 @@ def logsumexp(x: Any, dims: Any, keepdim: bool = False) -> Any:
     return found if keepdim else found.squeeze(dims[0])
 
 
-def variance(x: Any, dims: Any, *, correction: Any = None, keepdim: bool = False) -> Any:
+def variance(x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     """The mean square of what differs from the mean."""
-    if dims is None or correction not in (0, 1, None):
+    if correction not in (0, 1, None):
         return None
+    dims = dims or list(range(x.dim()))
     d = x - x.mean(dims, keepdim=True)
     if correction == 0:
         return (d * d).mean(dims, keepdim=keepdim)
@@ -180,7 +181,7 @@ def variance(x: Any, dims: Any, *, correction: Any = None, keepdim: bool = False
     return (d * d).sum(dims, keepdim=keepdim) / size_of(operator.sub, count, 1)
 
 
-def deviation(x: Any, dims: Any, *, correction: Any = None, keepdim: bool = False) -> Any:
+def deviation(x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     """The root of the variance."""
     found = variance(x, dims, correction=correction, keepdim=keepdim)
     return None if found is None else found.made(aten.sqrt.default)

@@ -1,7 +1,6 @@
 """A file of kernels: pinned, made of torch and triton alone, right, and refused by name."""
 
 import ast
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,9 +16,6 @@ from tests.emit.triton.cases import cases, draw
 
 GOLD = Path(__file__).parent / "gold"
 NAMES = [*cases()]
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton (its interpreter)"
-)
 
 ALONE = """
 import json, runpy, sys
@@ -65,14 +61,14 @@ def test_file_imports_torch_and_triton_alone(name):
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_every_pinned_file_passes_its_own_test():
     results = alone(*(GOLD / f"{name}.py" for name in NAMES))
 
     assert {path: said for path, said in results.items() if said} == {}
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_tampered_file_fails_its_own_test(tmp_path):
     text = (GOLD / "swiglu.py").read_text(encoding="utf-8")
     wrong = text.replace("tl.sigmoid(gate)", "tl.sigmoid(-gate)")
@@ -84,7 +80,7 @@ def test_tampered_file_fails_its_own_test(tmp_path):
     assert "is not as recorded" in said
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_wrong_kernels_are_not_handed_out(monkeypatch):
     from pullback.graph.values import aten
     from pullback.triton_codegen import expressions
@@ -94,7 +90,7 @@ def test_wrong_kernels_are_not_handed_out(monkeypatch):
         pb.emit(softmax_like, "triton", examples=(draw(3, 8),))
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_kernels_are_compared_at_other_sizes():
     text = pb.emit(softmax_like, "triton", examples=(draw(3, 8),))
 
