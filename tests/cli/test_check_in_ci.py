@@ -349,6 +349,17 @@ def test_files_with_functions_and_ops_are_known_by_their_look(project):
     assert list(found) == sorted(LOOKS)
 
 
+def test_what_is_excluded_is_left_out_unless_it_is_named(project):
+    write("old_part_in_ci.py", "raise SystemExit('not to be run')\nclass A(Function): ...\n")
+    write("pullback.toml", 'targets = ["*_in_ci.py"]\nexclude = ["old_*.py", "*:Doubled"]\n')
+    whole = run("--json")
+    named = run("ops_in_ci.py:Doubled", "--json")
+
+    assert whole.exit_code == 0
+    assert [one["subject"] for one in json.loads(whole.stdout)["reports"]] == ["Halved"]
+    assert [one["subject"] for one in json.loads(named.stdout)["reports"]] == ["Doubled"]
+
+
 @needs_git
 def test_what_depends_on_a_change_is_checked(project):
     git("init")

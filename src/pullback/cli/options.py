@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from pullback.check.registered import Registered
 from pullback.check.rules import selected
 from pullback.cli.changed import files_with_functions
 from pullback.cli.complete import complete_rules
+from pullback.cli.identity import from_root
 from pullback.cli.settings import Settings, merged
 from pullback.cli.spread import Shard
 from pullback.cli.toml import read_settings, settings_file
@@ -132,12 +133,18 @@ def require_rules(settings: Settings, among: Sequence[Registered] | None = None)
     selected(profile=settings.profile, select=settings.select, allow=settings.allow, among=among)
 
 
+def functions_files(settings: Settings, files: Iterable[Path]) -> Iterator[str]:
+    """Those of the files that define Functions and are not excluded; none is imported."""
+    root = settings.root
+    return files_with_functions(f for f in files if not settings.excludes([from_root(f, root)]))
+
+
 def targets_of(settings: Settings) -> tuple[str, ...]:
     """The targets that the settings name, as they are called from here; `*` is expanded."""
     found: list[str] = []
     for name in settings.targets:
         if "*" in name:
-            found += files_with_functions(settings.root.glob(name))
+            found += functions_files(settings, settings.root.glob(name))
             continue
         where, colon, rest = name.rpartition(":")
         file = settings.root / (where if colon else name)

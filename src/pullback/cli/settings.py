@@ -24,6 +24,7 @@ class Settings:
     """What holds for one run of `pullback check`; `origins` says where each value is from."""
 
     targets: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     select: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     profile: str = "standard"
@@ -38,6 +39,10 @@ class Settings:
     declare: Table = field(default_factory=dict)
     root: Path = field(default_factory=Path)
     origins: Mapping[str, str] = field(default_factory=dict)
+
+    def excludes(self, names: Sequence[str]) -> bool:
+        """Whether a target, or a file, with these names is not to be checked."""
+        return any(fnmatchcase(name, key) for name in names for key in self.exclude)
 
     def of(self, names: Sequence[str], file: str = "") -> Chosen:
         """What holds for one target, by every name that it has and the file it stands in."""

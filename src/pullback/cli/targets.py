@@ -21,9 +21,9 @@ from pullback.check.recorded import Recording
 from pullback.check.recorded_call import is_op
 from pullback.check.registration import body_of
 from pullback.check.target import Target, target_of
-from pullback.cli.changed import changed_files, files_with_functions, is_touched
+from pullback.cli.changed import changed_files, is_touched
 from pullback.cli.identity import identity_of
-from pullback.cli.options import targets_of
+from pullback.cli.options import functions_files, targets_of
 from pullback.cli.results import Found
 from pullback.cli.settings import Settings
 from pullback.errors import PullbackError, RecordingError, TargetError
@@ -44,7 +44,7 @@ def named_targets(
         return _recorded(recording, recorded)
     if settings.targets:
         return targets_of(settings)
-    return tuple(files_with_functions(changed_files(changed or "")))
+    return tuple(functions_files(settings, changed_files(changed or "")))
 
 
 def chosen_targets(
@@ -56,10 +56,12 @@ def chosen_targets(
 ) -> list[Found]:
     """The targets to check; what cannot be found goes to `errors`.
 
-    Those of a recording are what it names, if these are Functions or ops.
+    Those of a recording are what it names, if these are Functions or ops. What the settings exclude
+    is left out, unless it is named.
     """
     pairs = _found(names, errors) if recorded is None else _of(recorded, errors)
-    found = [(identity_of(name, target, settings.root), target) for name, target in pairs]
+    known = [(identity_of(name, target, settings.root), target) for name, target in pairs]
+    found = [one for one in known if one[0].name in names or not settings.excludes(one[0].names)]
     if changed is None:
         return found
     touched = changed_files(changed)

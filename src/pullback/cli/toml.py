@@ -211,6 +211,7 @@ DECLARED: dict[str, Reader] = {
 TABLES = {"per-file": PARTICULAR, "per-target": PARTICULAR, "declare": DECLARED}
 GENERAL: dict[str, Reader] = {
     "targets": _texts,
+    "exclude": _texts,
     **PARTICULAR,
     "fail-on": _one_of(*(severity.value for severity in Severity)),
     "baseline": _text,

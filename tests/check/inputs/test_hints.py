@@ -122,3 +122,60 @@ def test_module_is_guessed_by_its_forward():
 
 def test_no_argument_to_guess_is_told():
     assert refusal_of(target_of(lambda *args: args[0])) == "its signature names no argument"
+
+
+# ---- plain values, by the look of forward and backward ----
+
+
+class Steep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.save_for_backward(x)
+        ctx.k = k
+        return x * k
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.k, None
+
+
+class Along(Steep):
+    @staticmethod
+    def forward(ctx, x, dim):
+        ctx.dim = dim
+        return x.cumsum(dim)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.flip(ctx.dim).cumsum(ctx.dim).flip(ctx.dim), None
+
+
+class Weighted(Steep):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.w = w
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        return g @ ctx.w.T, None
+
+
+class Both(Steep):
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * ctx.k, g * x
+
+
+@pytest.mark.parametrize(
+    ("cls", "kinds"),
+    [
+        (Steep, [Tensor, float]),
+        (Along, [Tensor, int]),
+        (Weighted, [Tensor, Tensor]),  # neither number is accepted
+        (Both, [Tensor, Tensor]),  # it has a gradient
+    ],
+)
+def test_what_is_kept_on_the_context_without_a_gradient_is_plain(cls, kinds):
+    assert [type(arg) for arg in guessed(target_of(cls))] == kinds

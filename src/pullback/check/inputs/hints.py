@@ -6,14 +6,18 @@ A parameter gets, by its hint:
     list or tuple of those  two of them
     Optional[...]           None, unless it is an Optional[Tensor] and None is refused
     bool, int, float, str   the default, else True, 2, 0.5, ""
-    no hint                 the default, else as Tensor; as 0.5 where no shape is accepted
+    no hint                 the default, else as Tensor; as 0.5 where no shape is accepted. What
+                            forward keeps as `ctx.k = k`, and backward returns None for, is a
+                            plain value: 0.5, else 1, else as the others
 
 The first arguments that forward and backward accept are taken, else the first that forward does.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -42,8 +46,10 @@ SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((2, 3, 8, 8), (4, 3, 3, 3), (4,)),
     ((),),
 )
+PLAIN = (0.5, 1)
 NUMBERS: dict[Any, Any] = {bool: True, int: 2, float: 0.5, str: "", complex: 0.5 + 0.5j}
 UNKNOWN = inspect.Parameter.empty
+AS_PLAIN = object()  # no hint, and a plain value by the look of it
 
 
 def guessed(target: Target) -> tuple[Any, ...] | None:
@@ -102,7 +108,53 @@ def _parameters(target: Target) -> list[tuple[Any, Any]]:
     skipped = 1 if target.is_function and not target.has_setup_context else 0
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     wanted = [p for p in found[skipped:] if p.kind in kinds]
-    return [(hints.get(p.name, UNKNOWN), p.default) for p in wanted]
+    plain = _plain_values(target) if target.is_function else set()
+    return [
+        (hints.get(p.name, AS_PLAIN if p.name in plain else UNKNOWN), p.default) for p in wanted
+    ]
+
+
+def _plain_values(target: Target) -> set[str]:
+    """The parameters that forward keeps on its context, and that backward returns None for."""
+    forward, backward = (_tree_of(target.method(name)) for name in ("forward", "backward"))
+    if forward is None or backward is None or target.has_setup_context:
+        return set()
+    context, *names = [one.arg for one in forward.args.args]
+    kept = {
+        node.value.id
+        for node in ast.walk(forward)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+        if any(
+            isinstance(one, ast.Attribute) and _is_name(one.value, context) for one in node.targets
+        )
+    }
+    returned = [node.value for node in ast.walk(backward) if isinstance(node, ast.Return)]
+    return {
+        name
+        for place, name in enumerate(names)
+        if name in kept and returned and all(_is_none_at(value, place) for value in returned)
+    }
+
+
+def _tree_of(method: Any) -> ast.FunctionDef | None:
+    """A method as it is written; None where its text is not at hand."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return next((one for one in body if isinstance(one, ast.FunctionDef) and one.args.args), None)
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_none_at(returned: ast.expr | None, place: int) -> bool:
+    """Whether a `return` has the word None at a place of its tuple."""
+    if not isinstance(returned, ast.Tuple) or place >= len(returned.elts):
+        return False
+    one = returned.elts[place]
+    return isinstance(one, ast.Constant) and one.value is None
 
 
 def _hints(forward: Callable[..., Any]) -> dict[str, Any]:
@@ -124,6 +176,14 @@ def _of_schema(kind: Any) -> Any:
 def _candidates(parameters: list[tuple[Any, Any]]) -> Iterator[tuple[Any, ...]]:
     if not parameters:
         return
+    if any(hint is AS_PLAIN for hint, _ in parameters):
+        for plain in PLAIN:
+            as_plain = [
+                (hint, _plain_default(hint, default, plain)) for hint, default in parameters
+            ]
+            for shapes in SHAPES:
+                yield _made(as_plain, shapes, with_optional=False, as_number=False)
+        parameters = [(UNKNOWN if h is AS_PLAIN else h, default) for h, default in parameters]
     for with_optional in (False, True):
         for shapes in SHAPES:
             yield _made(parameters, shapes, with_optional=with_optional, as_number=False)
@@ -132,6 +192,10 @@ def _candidates(parameters: list[tuple[Any, Any]]) -> Iterator[tuple[Any, ...]]:
     if sum(hint is UNKNOWN and default is UNKNOWN for hint, default in parameters) > 1:
         for shapes in SHAPES:
             yield _made(parameters, shapes, with_optional=False, as_number=True)
+
+
+def _plain_default(hint: Any, default: Any, plain: Any) -> Any:
+    return plain if hint is AS_PLAIN and default is UNKNOWN else default
 
 
 def _made(
