@@ -103,11 +103,17 @@ def lose_rows_of_a_gradient(name, made):
     return made
 
 
+def transpose_an_output(name, made):
+    if name == "forward":
+        made[0] = made[0].t().contiguous().t()
+    return made
+
+
 def lose_an_output(name, made):
     return made[:1] if name == "forward" else made
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(5)
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("backend", COMPILING)
 @pytest.mark.parametrize(
@@ -120,6 +126,7 @@ def lose_an_output(name, made):
         (crash_in_forward, "what it raises: RuntimeError: the kernel was not launched"),
         (lose_rows_of_a_gradient, "returned an invalid gradient"),
         (lose_an_output, "what it raises: "),
+        (transpose_an_output, "output 0: strides (1, 4) instead of strides (5, 1)"),
     ],
 )
 def test_planted_fault_is_caught_at_the_first_call(monkeypatch, backend, spoil, said):
@@ -275,11 +282,12 @@ def test_error_of_the_program_is_the_user_s_own():
 
 
 @pytest.mark.needs_compiler
-def test_output_without_gradients_is_compared_too(monkeypatch):
-    use(monkeypatch, "inductor", shift_one_element)
+@pytest.mark.parametrize("spoil", [shift_one_element, transpose_an_output, crash_in_forward])
+def test_output_without_gradients_is_compared_too(monkeypatch, spoil):
+    use(monkeypatch, "inductor", spoil)
     args = leaf(4, 5), leaf(5, seed=1)
     combined = pb.combine(gate, *args, backend="inductor")
-    with torch.no_grad(), pytest.warns(WrongCodeWarning, match="output 0"):
+    with torch.no_grad(), pytest.warns(WrongCodeWarning, match="output 0|what it raises"):
         outputs = combined.apply(*args)
 
     assert all(map(torch.equal, outputs, gate(*args)))

@@ -241,7 +241,7 @@ class Nodes:
                 text = one.printed("forward", prepared)
                 names = [f"output {place}" for place in range(len(one.made))]
                 given = [x.detach() for x in row]
-                found = graph_difference(code, text, one.graph, given, names)
+                found = graph_difference(code, text, one.graph, given, names, keeps_layout=True)
                 if found is not None:
                     self._differs(name, row, found)
                     return None

@@ -84,6 +84,7 @@ class Pulls:
                 spec.recipe.parts.backward,
                 given,
                 gradient_names(spec.recipe),
+                keeps_layout=False,
             )
             if found is not None:
                 spec.maker.differs(found)

@@ -94,6 +94,7 @@ def _node_differs(
             captured.joint.graph, _run_of(recipe), (*(x.detach() for x in row), *cotangents)
         )
         found = trial.difference([*outputs, *gradients], names)
+        found = found or layout_difference(outputs, trial.values, names)
         if found is not None:
             return found, True
         if number == 0:  # all cotangents together
@@ -107,8 +108,13 @@ def graph_difference(
     graph: fx.Graph,
     row: Sequence[Any],
     names: Sequence[str],
+    *,
+    keeps_layout: bool,
 ) -> ValueDifference | None:
-    """How a compiled graph differs from its text on one row of arguments."""
+    """How a compiled graph differs from its text on one row of arguments.
+
+    Where it `keeps_layout`, also in the strides of what it makes; those of gradients are free.
+    """
 
     def differs(row: Sequence[Any]) -> tuple[ValueDifference | None, bool]:
         with apart(), autocast_off(), torch.no_grad():
@@ -118,9 +124,24 @@ def graph_difference(
                 return raised_difference(error, lambda: text(list(row))), True
             trial = GraphTrial(graph, lambda row: text(list(row)), tuple(row))
             found = trial.difference(got, names)
+            if keeps_layout:
+                found = found or layout_difference(got, trial.values, names)
             return found, found is not None or all(map(_is_telling, trial.values))
 
     return _first_difference(differs, graph, row)[0]
+
+
+def layout_difference(
+    got: Sequence[Any], expected: Sequence[Any], names: Sequence[str]
+) -> ValueDifference | None:
+    """The first of some outputs that lies otherwise in memory: a `view` of it could fail."""
+    for name, mine, theirs in zip(names, got, expected, strict=False):
+        if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor) or not mine.numel():
+            continue
+        if Layout.of(mine).steps != Layout.of(theirs).steps:
+            said = f"strides {theirs.stride()}", f"strides {mine.stride()}"
+            return ValueDifference(name, "", *said)
+    return None
 
 
 def _first_difference(
