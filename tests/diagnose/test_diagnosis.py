@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import fx
+from torch.autograd import Function
 
 from examples.my_activation import MyActivationAsPublished
 from examples.my_complex_op import MyComplexOpAsPublished
@@ -120,6 +121,24 @@ def test_worst_element_and_values_are_given():
     assert fault.expected == pytest.approx(2 * fault.got)
     assert fault.off == pytest.approx(abs(fault.got))
     assert (fault.wrong, fault.total) == (3, 3)
+
+
+class SineMinusTwice(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return -(g * x.cos() + g * x.cos())
+
+
+def test_negative_factor_is_divided_out():
+    (fault,) = diagnose(SineMinusTwice, torch.linspace(-2, 2, 7), seconds=ENOUGH)
+
+    assert fault.edit.text == "multiply by -0.5"
 
 
 def test_place_is_line_of_edit():

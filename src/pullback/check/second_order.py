@@ -237,7 +237,7 @@ class Point:
             )
             if any(g is not None and leads_to_refusal(g) for g in first):
                 raise OnceError(f"a Function is marked with {ONCE}")
-            total = _weighted(first, self.weights)
+            total = weighted_sum(first, self.weights)
             sources = [*leaves, *(given if self.has_history else [])]
             if total is None or not total.requires_grad:
                 return [None] * len(sources)
@@ -275,7 +275,7 @@ class Point:
                 through_clone=self.subject.writes_inputs,
             )
             grads = called.pull(cotangents)
-            total = _weighted([grads[name] for name in self.names], self.weights)
+            total = weighted_sum([grads[name] for name in self.names], self.weights)
             return 0.0 if total is None else float(total.detach())
 
         return value
@@ -389,7 +389,7 @@ class Point:
         return Second(Cotangent(number), is_only=len(self.cotangents) == 1)
 
 
-def _weighted(grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> Tensor | None:
+def weighted_sum(grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> Tensor | None:
     """`Re <w, grads>`, None where there is no gradient."""
     total: Tensor | None = None
     for grad, weight in zip(grads, weights, strict=True):

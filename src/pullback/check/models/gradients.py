@@ -22,7 +22,7 @@ from pullback.check.models.program import Gradients, ModelProgram
 from pullback.derive.plain import plain_program
 from pullback.judge.differences import UNKNOWN, Estimate, central
 from pullback.judge.example import can_differ
-from pullback.judge.reference import STEP
+from pullback.judge.reference import STEP, real_inner_product
 from pullback.judge.tolerances import ERRORS
 
 FAR = 0.05  # of a slope: gradients that are further off are wrong, not rounded
@@ -147,9 +147,8 @@ def _direction(value: Tensor, seed: int) -> Tensor:
 def _inner(one: Tensor | None, two: Tensor | None) -> float:
     if one is None or two is None:
         return 0.0
-    dense = one.to_dense() if one.layout != torch.strided else one
-    kind = torch.complex128 if dense.is_complex() else torch.float64
-    return float((dense.detach().to(kind).conj() * two.detach().to(kind)).sum().real)
+    dense = one if one.layout == torch.strided else one.to_dense()
+    return float(real_inner_product(dense, two))
 
 
 @contextmanager

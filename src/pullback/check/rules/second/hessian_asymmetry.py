@@ -27,9 +27,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.forward_mode import paired_sum
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.orders import weights_of
-from pullback.check.second_order import second_order
+from pullback.check.second_order import second_order, weighted_sum
 from pullback.check.subject import Finding, Rule, Skip, Subject, describe
 from pullback.judge.run import Run, cotangent_of
 
@@ -73,8 +74,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             return
         if along_u is None or along_v is None:
             return
-        one, size = _inner(v, along_u)
-        two, other = _inner(u, along_v)
+        one, size = paired_sum(v, along_u)
+        two, other = paired_sum(u, along_v)
         eps = subject.reference.noise_of(subject.small)
         if abs(one - two) <= 1e4 * eps * (size + other) + 1e-10:
             continue
@@ -115,27 +116,10 @@ def _product(
         create_graph=True,
         allow_unused=True,
     )
-    terms = [
-        (w.conj() * g).sum()
-        for g, w in zip(first, direction, strict=True)
-        if g is not None and w is not None and g.requires_grad
-    ]
-    if not terms:
+    total = weighted_sum(first, direction)
+    if total is None or not total.requires_grad:
         return None
-    total = torch.stack([term.real if term.is_complex() else term for term in terms]).sum()
     return list(torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True))
-
-
-def _inner(a: list[Tensor | None], b: list[Tensor | None]) -> tuple[float, float]:
-    """`Re <a, b>` and the sum of the sizes of its terms."""
-    total = size = 0.0
-    for one, two in zip(a, b, strict=True):
-        if one is None or two is None:
-            continue
-        product = one.conj() * two.detach()
-        total += float((product.real if product.is_complex() else product).sum())
-        size += float(product.abs().sum())
-    return total, size
 
 
 def _in_both_orders(context: ReproContext) -> str:
