@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from pullback.errors import KernelError
-from pullback.graph.cost import argument_of, hint_of
+from pullback.graph.cost import argument_of, hint_of, is_random
 from pullback.graph.values import aten, held_value, same, tensor_of
 from pullback.triton_codegen.expressions import POWERS, TABLE, is_cast
 
@@ -377,11 +377,15 @@ def assigned_axes(graph: fx.Graph) -> Axes:
 def refusal(node: fx.Node, why: str = "") -> KernelError:
     """Why a node is in no kernel, with the user's line."""
     name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    fix = 'take it out of the function, or use backend="inductor"'
+    if is_random(node):
+        why = "random numbers, which the kernels do not draw"
+        fix = "draw the mask outside, and pass it: `x * mask / (1 - p)`"
     return KernelError(
         f"`{name}` must be computed element by element, or along rows, to be in a Triton kernel",
         at=str(node.meta.get("place", "")),
         got=why or "an op that goes over its input in another way",
-        fix='take it out of the function, or use backend="inductor"',
+        fix=fix,
     )
 
 

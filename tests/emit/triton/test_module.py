@@ -156,6 +156,17 @@ def test_refusal_is_pinned():
     ]
 
 
+def test_dropout_is_refused_with_the_way_out():
+    def dropped(x):
+        return torch.nn.functional.dropout(x, 0.5) * 2
+
+    with pytest.raises(KernelError) as caught:
+        pb.emit(dropped, "triton", examples=(draw(4, 4),), verify=False)
+
+    assert caught.value.facts["got"] == "random numbers, which the kernels do not draw"
+    assert "pass it: `x * mask / (1 - p)`" in caught.value.facts["fix"]
+
+
 def test_sort_is_refused():
     with pytest.raises(KernelError, match="sort"):
         pb.emit(ordered, "triton", examples=(draw(4, 4),), verify=False)
