@@ -32,15 +32,17 @@ ORDER = ("wasteful", "fragile", "wrong")
 Row = dict[str, Any]
 
 
-def cases(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each case with its name, such as `faulty/losses:dice_loss`."""
+def cases(folder: Path, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each case of a set with its name, such as `faulty/losses:dice_loss`."""
     for group in ("faulty", "sound"):
-        for module in sorted(info.name for info in pkgutil.iter_modules([str(FOLDER / group)])):
-            if module == "verify" or only not in f"{group}/{module}":
+        modules = sorted(info.name for info in pkgutil.iter_modules([str(folder / group)]))
+        for module in modules:
+            if module in ("verify", "support") or only not in f"{group}/{module}":
                 continue
             # By its own name, as its author runs it.
-            sys.path.insert(0, str(FOLDER / group))
-            sys.modules.pop(module, None)
+            sys.path.insert(0, str(folder / group))
+            for name in modules:
+                sys.modules.pop(name, None)
             loaded = importlib.import_module(module)
             sys.path.pop(0)
             for case in [*loaded.CASES, *getattr(loaded, "EXTRA_CASES", [])]:
@@ -115,6 +117,7 @@ def table(rows: list[Row]) -> str:
 def main() -> int:
     """Check the cases, print the table; the exit code says whether it is clean."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--set", default="", help="of later authors: second")
     parser.add_argument("--only", default="", help="a part of the names of modules")
     parser.add_argument("--profile", default="standard")
     parser.add_argument("--json", type=Path)
@@ -124,7 +127,7 @@ def main() -> int:
     if asked.show:
         rows = json.loads(asked.show.read_text("utf-8"))
     else:
-        for name, case in cases(asked.only):
+        for name, case in cases(FOLDER / asked.set, asked.only):
             rows.append(row_of(name, case, asked.profile))
             print(name, *(f["rule"] for f in rows[-1]["findings"]), sep="  ", flush=True)
             if asked.json:

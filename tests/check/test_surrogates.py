@@ -174,6 +174,15 @@ def test_surrogate_inside_a_program_is_known(is_declared):
     assert any("`Rounded`, which it calls" in note for note in report.notes)
 
 
+def test_estimate_inside_a_program_is_known():
+    drawn = made("Sampled", log_sum, sampled)
+
+    report = pb.check(lambda x: drawn.apply(x.sin()).exp(), (row(4, 5),))
+
+    assert report.of("wrong") == ()
+    assert any("`Sampled`, which it calls" in note for note in report.notes)
+
+
 # ---- what is asked of a surrogate, too ----
 
 

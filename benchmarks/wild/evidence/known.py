@@ -143,3 +143,38 @@ def rounded_in_eager_mode(subject: Subject) -> bool:
     compiled = torch.compile(call, backend="aot_eager")(*inputs, *rest)
     is_rounded = torch.equal(eager, eager.float().double())
     return is_rounded and not torch.equal(eager, compiled)
+
+
+def aliased_in_silence(subject: Subject) -> bool:
+    """After the output is scaled in place, what is made of the input has a gradient without that."""
+    given, *rest = subject.inputs()
+    x = given.detach().requires_grad_()
+    inner = x * 1
+    made = call_of(subject)(inner, *rest)
+    (made[0] if isinstance(made, tuple) else made).mul_(3)
+    got = torch.autograd.grad((inner**2).sum(), x)[0]
+    is_changed = torch.equal(inner, 3 * x)
+    return is_changed and not torch.allclose(got, 18 * x)
+
+
+def small_matrix(subject: Subject) -> bool:
+    """In float64, the gradient of a small matrix is far from that of PyTorch's own exponential."""
+    found = []
+    g = normal(4, 4, seed=3, grad=False).double()
+    for call in (call_of(subject), torch.linalg.matrix_exp):
+        m = (1e-3 * subject.inputs()[0].detach().double()).requires_grad_()
+        found.append(torch.autograd.grad(call(m), m, g)[0])
+    got, wanted = found
+    return bool((got - wanted).abs().max() > 0.05 * wanted.abs().max())
+
+
+def first_row_only_of_parameters(subject: Subject) -> bool:
+    """The same as `first_row_only`, for the parameters of the net."""
+    inputs = subject.inputs()
+    estimator, net, x, terms, noise, coefficient = inputs[:6]
+    weights, parameters = torch.arange(1.0, 5.0), tuple(net.parameters())
+    got = torch.autograd.grad(call_of(subject)(*inputs)[1], parameters, weights)
+    plain = estimator(net(x), x, terms, noise, coefficient, True)
+    wanted = torch.autograd.grad(plain, parameters, weights, allow_unused=True)
+    pairs = [(a, b) for a, b in zip(got, wanted, strict=True) if b is not None]
+    return not all(torch.allclose(a, b) for a, b in pairs)

@@ -101,7 +101,7 @@ def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     if any(s.shape is Shape.DRAWN for s in found):
         intent = replace(intent, nondeterministic=math.inf)
     one_by_one = (Shape.BOUND, Shape.PASSED, Shape.ROUNDED, Shape.SHAPED, Shape.DRAWN)
-    if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
+    if intent.surrogate is True or any(s.inside or s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)
     return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
 
@@ -288,7 +288,9 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
         known = _surrogates_in(cls, args)
         if known is not None:
             name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
-            yield from (Surrogate(one.name, None, name) for one in wrong)
+            is_estimate = any(one.shape is Shape.DRAWN for one in known)
+            shape = Shape.DRAWN if is_estimate else None
+            yield from (Surrogate(one.name, shape, name) for one in wrong)
             return
 
 

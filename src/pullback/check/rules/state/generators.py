@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pullback.check.conditions import DETERMINISTIC, RUNS, needs
 from pullback.check.draws import draws
@@ -31,7 +33,7 @@ from pullback.check.subject import (
     differing,
 )
 from pullback.function.isolation import RandomState
-from pullback.judge.run import Run
+from pullback.judge.run import Run, copies_of
 
 RANDOM_IN_BACKWARD = Rule("T902", "random-in-backward", "state", profile="quick")
 RESEEDED_GENERATOR = Rule("T905", "reseeded-generator", "state", Severity.FRAGILE, "quick")
@@ -205,7 +207,10 @@ def _states_after(
 
 def replay_from_seed(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is another forward's."""
-    if subject.fails_at_base or not subject.is_steady or not draws(subject):
+    if subject.fails_at_base or not subject.is_steady:
+        return
+    if not draws(subject):
+        yield from _run_again(subject)
         return
     call = _after_others(subject.target.call)
     target = replace(subject.target, thing=call, call=call, function=None)
@@ -224,6 +229,63 @@ def replay_from_seed(subject: Subject) -> Iterator[Finding | Skip]:
                 why=f"{BEFORE} random numbers were drawn between the seed and the call",
                 fix="save the state of the generator in forward, or what was drawn",
             )
+
+
+def _run_again(subject: Subject) -> Iterator[Finding | Skip]:
+    """The first gradient that is wrong where a callable argument draws, and backward runs it again.
+
+    One that forward alone calls, or backward alone, may be there for its own phase.
+    """
+    example = subject.small
+    for i, arg in enumerate(example.args):
+        if not callable(arg) or isinstance(arg, (Tensor, type)) or subject.time_is_up:
+            continue
+        count = [0]
+        try:
+            called = subject.run(
+                example.put(i, _dropping(arg, count), f"argument {i} drops a half")
+            )
+            in_forward = count[0]
+            cotangents = subject.cotangents(called)
+            grads = called.pull(copies_of(cotangents))
+        except CallError:
+            continue
+        if not 0 < in_forward < count[0]:
+            continue
+        found = subject.mismatches(called, cotangents, grads)
+        for mismatch in [m for m in found if m.name not in subject.wrong_names][:1]:
+            yield subject.mismatched(
+                REPLAY_FROM_SEED,
+                mismatch,
+                called.example,
+                severity=Severity.FRAGILE,
+                why=f"backward runs `{subject.names[i]}` again, which draws other numbers there",
+                fix="save the state of the generators in forward, and put it back around that call",
+            )
+            return
+
+
+def _dropping(call: Any, count: list[int]) -> Any:
+    """The callable with half of what it gives dropped at random; `count` counts its calls."""
+
+    def dropped(given: Any) -> Any:
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            return given
+        return given * (torch.rand_like(given) > 0.5)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return tree_map(dropped, call(*args, **kwargs))
+
+    def hook(module: Any, args: Any, result: Any) -> Any:
+        count[0] += 1
+        return tree_map(dropped, result)
+
+    if not isinstance(call, torch.nn.Module):
+        return counted
+    module = copy.deepcopy(call)
+    module.register_forward_hook(hook)
+    return module
 
 
 def _after_others(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,7 +363,8 @@ Backward must repeat forward's own random numbers, from wherever the generator s
 
 What it checks
     A function that draws random numbers is called after others have drawn some from the same seed:
-    its gradients are those of the forward that ran.
+    its gradients are those of the forward that ran. And where backward runs a callable argument
+    again, so with one that drops a half of what it gives.
 
 Why it matters
     `torch.initial_seed()` is where the generator began, not where it stands. A mask that is drawn
