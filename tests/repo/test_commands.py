@@ -54,7 +54,9 @@ def test_ci_runs_lint_and_tests():
 
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in script.read_text()
-    assert commands_of(script.read_text()) == ["make lint", "make test", "make test-triton"]
+    lint, test, triton, kernels = commands_of(script.read_text())
+    assert (lint, test, kernels) == ("make lint", "make test", "make test-triton")
+    assert triton.startswith("make build/triton/.stamp || {")  # not every machine has a wheel
 
 
 def test_lint_runs_all_four_tools():
