@@ -123,8 +123,9 @@ def test_unknown_key_of_target_is_told_with_its_target(written):
     text = '[per-target."a:B"]\nprofil = "deep"\n'
 
     assert message(written(text)) == (
-        'E420 settings: `per-target."a:B".profil` in `pullback.toml` must be a setting that there'
-        " is\n  expected: profile\n  got:      'profil'"
+        'E420 settings: `per-target."a:B".profil` in `pullback.toml` must be a known setting\n'
+        "  expected: profile\n"
+        "  got:      'profil'"
     )
 
 

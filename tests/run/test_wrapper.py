@@ -76,6 +76,8 @@ def test_known_forms_are_read(call_of):
     assert reading.steps[1]["path"] == math.__file__
     assert reading.steps[1]["name"] == "gcd"
     assert (reading.steps[9]["alpha"], reading.steps[9]["beta"]) == (1.0, 0.0)
+    views = [step for step in reading.steps if step["kind"] == "view"]
+    assert [(list(v["sizes"]), list(v["strides"])) for v in views] == [([2, 2], [2, 1]), ([4], [1])]
 
 
 def test_numbers_among_arguments_have_no_register(call_of):
