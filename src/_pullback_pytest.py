@@ -90,6 +90,7 @@ class Audit:
         self.reports: dict[tuple[str, str], tuple[bool, str]] = {}
         self.errors: list[str] = []
         self.is_mistaken = False  # whether the settings cannot be read
+        self.is_handed_on = False  # whether the first rank audits what this one has seen
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -109,6 +110,7 @@ class Audit:
         """Check what was seen; a worker hands it on, a finding makes the run fail."""
         if self.recorded is not None:
             self.recorded = _of_all_ranks(self.recorded)
+            self.is_handed_on = self.recorded is None
         if self.recorded is not None:
             self._audit(is_cut=session.exitstatus == pytest.ExitCode.INTERRUPTED)
         worker = getattr(session.config, "workeroutput", None)
@@ -176,6 +178,8 @@ class Audit:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """How many Functions were audited, and which have findings; these are shown above."""
+        if self.is_handed_on:
+            return
         wrong = [subject for (subject, _), (is_sound, _) in self.reports.items() if not is_sound]
         terminalreporter.section("pullback", bold=True)
         for error in self.errors:

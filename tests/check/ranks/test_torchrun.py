@@ -144,3 +144,4 @@ def test_tests_are_audited_across_ranks(folder):
 
     assert "R104 rank-factor" in found.stdout
     assert "2 Functions audited, 1 with findings" in found.stdout
+    assert "0 Functions audited" not in found.stdout
