@@ -191,6 +191,16 @@ def test_tensors_from_outside_are_refused():
         pb.emit(shifted, "triton", examples=(draw(4, 4),), verify=False)
 
 
+def test_fixed_sizes_are_asked_for():
+    def chosen(x, t):
+        return (x * torch.nn.functional.one_hot(t, x.shape[-1])).sum(-1)
+
+    given = draw(6, 37), torch.arange(6)
+    text = pb.emit(chosen, "triton", examples=given, verify=False)
+
+    assert 'require(x, "x", torch.float32, (x.shape[0], 37))' in text
+
+
 def test_gradients_nobody_asked_for_are_not_computed():
     program, given = cases()["rope"]
     text = pb.emit(program, "triton", examples=given, verify=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -281,10 +282,15 @@ def _checks(made: KernelFile) -> list[str]:
         value, shape = held_value(node), []
         for dim, (size, key) in enumerate(zip(value.shape, keys, strict=True)):
             here = f"{name}.shape[{dim}]"
-            shape.append(str(size) if isinstance(size, int) else sizes.setdefault(key, here))
+            shape.append(str(size) if _is_fixed(size) else sizes.setdefault(key, here))
         listed = ", ".join(shape) + ("," if len(shape) == 1 else "")
         lines.append(f'require({name}, "{name}", {value.dtype}, ({listed}))')
     return lines
+
+
+def _is_fixed(size: Any) -> bool:
+    """Whether a size is a number, also where it was a symbol before the kernels were made."""
+    return isinstance(size, int) or bool(size.node.expr.is_number)
 
 
 def _ops(made: KernelFile) -> str:
