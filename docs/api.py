@@ -120,10 +120,11 @@ def _plain(annotation: Any) -> str:
 
 
 def _text(doc: str | None) -> Iterator[str]:
-    """A docstring as Markdown: arguments as a list, examples as a session."""
+    """A docstring as Markdown: arguments and attributes as lists, examples as a session."""
     for block in re.split(r"\n\n(?!    )", doc or ""):
-        if block.startswith("Arguments:"):
-            yield from ["**Arguments**", ""]
+        heading = re.match(r"([A-Z][\w ]*):\n    \w", block)
+        if heading:
+            yield from [f"**{heading[1]}**", ""]
             for name, told in re.findall(
                 r"^    ([\w, *]+): (.*(?:\n {8}.*)*)", block, re.MULTILINE
             ):

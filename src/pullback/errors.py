@@ -27,7 +27,13 @@ class PullbackError(Exception):
         torch: str = "",
     ) -> None:
         self.rule = rule
-        self.facts = {"at": at, "expected": expected, "got": got, "fix": fix, "torch": torch}
+        self.facts: dict[str, str] = {
+            "at": at,
+            "expected": expected,
+            "got": got,
+            "fix": fix,
+            "torch": torch,
+        }
         Exception.__init__(self, rule)
 
     def __str__(self) -> str:
@@ -44,7 +50,7 @@ class PullbackWarning(UserWarning):
         self, rule: str, *, at: str = "", expected: str = "", got: str = "", fix: str = ""
     ) -> None:
         self.rule = rule
-        self.facts = {"at": at, "expected": expected, "got": got, "fix": fix}
+        self.facts: dict[str, str] = {"at": at, "expected": expected, "got": got, "fix": fix}
         UserWarning.__init__(self, rule)
 
     def __str__(self) -> str:

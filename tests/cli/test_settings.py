@@ -66,6 +66,7 @@ def test_settings_are_shown_with_their_origins():
 
     assert settings.shown() == (
         "targets = []                        # default\n"
+        "exclude = []                        # default\n"
         "select = []                         # default\n"
         'allow = ["a b"]                     # pyproject.toml\n'
         'profile = "standard"                # default\n'

@@ -24,6 +24,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 
 EXEMPT = {
     r"^make |^\.venv/|^pip |^python -m pytest$": "installs, or runs what CI runs anyway",
+    r"^\. \.venv/": "lets the shell find `pullback`: here it is the environment of the tests",
     r"^pytest": "runs the whole suite; tests/test_pytest_plugin.py runs it on small ones",
     r"my_ops\.so": "needs the library that docs/check-cpp.md builds, and test_native.py checks",
     r"--device cuda": "needs a GPU, and an hour",

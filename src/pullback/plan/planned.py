@@ -38,8 +38,8 @@ class Plan(Generic[C]):
         evidence: PlanEvidence,
         functions: Mapping[tuple[PlanCandidate, int], Any],
     ) -> None:
-        self.program = program
-        self.evidence = evidence
+        self.program: C = program
+        self.evidence: PlanEvidence = evidence
         stops, borders = _stops(evidence)
         # The program as written needs no info to go through.
         calls: list[Any] = [
