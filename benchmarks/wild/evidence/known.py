@@ -146,7 +146,7 @@ def rounded_in_eager_mode(subject: Subject) -> bool:
 
 
 def aliased_in_silence(subject: Subject) -> bool:
-    """After the output is scaled in place, what is made of the input has a gradient without that."""
+    """After a write into the output, what is made of the input has a gradient without that."""
     given, *rest = subject.inputs()
     x = given.detach().requires_grad_()
     inner = x * 1

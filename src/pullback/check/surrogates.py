@@ -70,7 +70,7 @@ def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
     wrong = subject.base_mismatches
     if not wrong:
         return tuple(_changed_identity(subject)) if subject.target.is_function else ()
-    if not subject.target.is_function:
+    if not (subject.target.is_function or subject.target.is_op):
         return tuple(_inside(subject, wrong))
     try:
         return tuple(_known(subject, wrong))
