@@ -572,7 +572,7 @@ class _Compiled:
             return self.eager
         count = len(self.graph.output_node().args[0])  # type: ignore[arg-type]
         names = [f"value {number} of a chunk" for number in range(count)]
-        found = graph_difference(run, self.eager, self.graph, given, names)
+        found = graph_difference(run, self.eager, self.graph, given, names, keeps_layout=False)
         if found is not None:
             self.paths.differs("inductor", "a chunk", found)
             return self.eager
