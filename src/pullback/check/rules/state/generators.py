@@ -273,13 +273,17 @@ def _dropping(call: Any, count: list[int]) -> Any:
             return given
         return given * (torch.rand_like(given) > 0.5)
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        count[0] += 1
-        return tree_map(dropped, call(*args, **kwargs))
-
-    def hook(module: Any, args: Any, result: Any) -> Any:
+    def after(args: tuple[Any, ...], result: Any) -> Any:
+        if not any(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args):
+            return result  # it gives weights or settings, and is no part of a network
         count[0] += 1
         return tree_map(dropped, result)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        return after(args, call(*args, **kwargs))
+
+    def hook(module: Any, args: Any, result: Any) -> Any:
+        return after(args, result)
 
     if not isinstance(call, torch.nn.Module):
         return counted
