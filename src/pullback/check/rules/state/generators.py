@@ -240,18 +240,16 @@ def _run_again(subject: Subject) -> Iterator[Finding | Skip]:
     for i, arg in enumerate(example.args):
         if not callable(arg) or isinstance(arg, (Tensor, type)) or subject.time_is_up:
             continue
-        count = [0]
+        seen: list[Tensor] = []
         try:
-            called = subject.run(
-                example.put(i, _dropping(arg, count), f"argument {i} drops a half")
-            )
-            in_forward = count[0]
+            called = subject.run(example.put(i, _dropping(arg, seen), f"argument {i} drops a half"))
+            ahead = len(seen)
             cotangents = subject.cotangents(called)
             grads = called.pull(copies_of(cotangents))
         except CallError:
             continue
-        if not 0 < in_forward < count[0]:
-            continue
+        if not any(torch.equal(a, b) for a in seen[:ahead] for b in seen[ahead:]):
+            continue  # called for something else: as the adjoint of a cotangent, say
         found = subject.mismatches(called, cotangents, grads)
         for mismatch in [m for m in found if m.name not in subject.wrong_names][:1]:
             yield subject.mismatched(
@@ -265,21 +263,26 @@ def _run_again(subject: Subject) -> Iterator[Finding | Skip]:
             return
 
 
-def _dropping(call: Any, count: list[int]) -> Any:
-    """The callable with half of what it gives dropped at random; `count` counts its calls."""
+def _dropping(call: Any, seen: list[Tensor]) -> Any:
+    """The callable with half of what it gives dropped at random; `seen` gets what it is given."""
 
     def dropped(given: Any) -> Any:
         if not isinstance(given, Tensor) or not given.is_floating_point():
             return given
         return given * (torch.rand_like(given) > 0.5)
 
+    def after(args: tuple[Any, ...], result: Any) -> Any:
+        given = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+        if not given:
+            return result  # it gives weights or settings, and is no part of a network
+        seen.append(given[0].detach().clone())
+        return tree_map(dropped, result)
+
     def counted(*args: Any, **kwargs: Any) -> Any:
-        count[0] += 1
-        return tree_map(dropped, call(*args, **kwargs))
+        return after(args, call(*args, **kwargs))
 
     def hook(module: Any, args: Any, result: Any) -> Any:
-        count[0] += 1
-        return tree_map(dropped, result)
+        return after(args, result)
 
     if not isinstance(call, torch.nn.Module):
         return counted
