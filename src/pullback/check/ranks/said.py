@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 
-from pullback.check.wire import Told
+from pullback.check.wire import PrintedOutput
 
 ABORT = "terminate called"  # how C++ begins what it says when it ends a process
 REASON = "what():"
@@ -23,7 +23,7 @@ class RankErrors:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115
-        self._told = Told()
+        self._told = PrintedOutput()
 
     def fileno(self) -> int:
         """The file, for the rank."""
