@@ -244,6 +244,14 @@ def dropped(ctx, x):
     return x * (torch.rand_like(x) > 0.5)
 
 
+def half_of_it(ctx, g):
+    return 2 * g * (torch.rand_like(g) > 0.5)
+
+
+def with_noise(ctx, g):
+    return 2 * g + 1e-2 * torch.rand_like(g)
+
+
 FAULTS = {
     "half precision inside": (made("HalfExp", doubled_exp, twice), (row(4, 5),)),
     "a factor that is one here": (made("Product", product, negated), (row(5), torch.ones(5))),
@@ -260,6 +268,32 @@ def test_mask_that_is_drawn_again_is_no_surrogate():
     report = pb.check(redrawn, (row(4, 5),))
 
     assert [f.rule.name for f in report.of("wrong")] == ["random-in-backward"]
+    assert not any(note.startswith("surrogate") for note in report.notes)
+
+
+def summed_in_any_order(ctx, g):
+    x, w = ctx.saved_tensors
+    parts = (g * x).bfloat16()[torch.randperm(len(x))]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return g * w, total.to(w.dtype)
+
+
+DRAWN = {
+    "a part left out": (made("Halved", lambda ctx, x: 2 * x, half_of_it), (row(4, 5),)),
+    "noise with a mean": (made("Noisy", lambda ctx, x: 2 * x, with_noise), (row(4, 5),)),
+    "a sum in an order": (made("Unstable", product, summed_in_any_order), (row(32, 4), row(4))),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_gradient_that_is_no_estimate_is_found(name):
+    function, inputs = DRAWN[name]
+
+    report = pb.check(function, inputs, profile="quick")
+
+    assert report.of("wrong")
     assert not any(note.startswith("surrogate") for note in report.notes)
 
 

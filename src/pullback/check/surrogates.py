@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.check.dispatch import names_of_ops
-from pullback.check.draws import draws, is_drawn, is_unbiased
+from pullback.check.draws import draws, is_drawn, is_estimate
 from pullback.check.own import own_argument
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
@@ -121,8 +121,8 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
     if is_drawn(subject, mismatch.name):
-        is_estimate = is_unbiased(subject, mismatch.name, mismatch.want) and not draws(subject)
-        return Shape.DRAWN if is_estimate else None
+        is_meant = is_estimate(subject, mismatch.name, mismatch.want) and not draws(subject)
+        return Shape.DRAWN if is_meant else None
     place = subject.names.index(mismatch.name)
     steps = _steps(subject, called, place)
     if steps and _is_flat(subject, called, steps, mismatch):
@@ -289,8 +289,8 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
         known = _surrogates_in(cls, args)
         if known is not None:
             name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
-            is_estimate = any(one.shape is Shape.DRAWN for one in known)
-            shape = Shape.DRAWN if is_estimate else None
+            is_drawn_inside = any(one.shape is Shape.DRAWN for one in known)
+            shape = Shape.DRAWN if is_drawn_inside else None
             yield from (Surrogate(one.name, shape, name) for one in wrong)
             return
 
