@@ -27,6 +27,7 @@ def shortened(conditions: Iterable[Any]) -> list[Any]:
                 rests[part] = -number / factor
             elif difference != 0:
                 equal.setdefault(difference, one)
+    equal = {d: one for d, one in equal.items() if sympy.expand(d.xreplace(rests)) != 0}
     bounds: list[tuple[Any, Any]] = []
     for one, over in ((one, _over(one)) for one in ordered):
         if over is None or _is_never_negative(over):
@@ -38,7 +39,7 @@ def shortened(conditions: Iterable[Any]) -> list[Any]:
     relations = (sympy.Eq, sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)
     others = [x for x in ordered if x not in (True, False) and not isinstance(x, relations)]
     found = [_no_rest(rest, value) for rest, value in rests.items()]
-    return [*equal.values(), *found, *(one for _, one in bounds), *others]
+    return [*found, *equal.values(), *(one for _, one in bounds), *others]
 
 
 def _no_rest(rest: Any, value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from pullback.capture.decided import bounded, decided
+from pullback.capture.decided import assumed, decided
 from pullback.capture.fake import in_words
 from pullback.derive.recipe import Parts
 from pullback.derive.size_checks import SizeCheck
@@ -286,7 +286,7 @@ def _checks(made: KernelFile) -> list[str]:
     joint, captured = made.parts.joint, made.subject.captured
     rows = [*zip(made.inputs, map(held_value, joint.inputs), made.forward.shapes, strict=True)]
     of_kernels = [one for phase in made.phases for one in phase.conditions]
-    conditions = {*of_kernels, *decided(captured), *bounded(captured)}
+    conditions = {*of_kernels, *decided(captured), *assumed(captured)}
     ordered = sorted(conditions, key=str)
     sizes: dict[Any, str] = {}
     symbols: dict[Any, str] = {}
