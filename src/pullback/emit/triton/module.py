@@ -309,9 +309,10 @@ def _checks(made: KernelFile) -> list[str]:
         line = f'require({name}, "{name}", {value.dtype}, ({listed}))'
         is_later = any(f"{other}.shape" in listed for other in made.inputs[place + 1 :])
         (later if is_later else lines).append(line)
-    left = shortened(one.xreplace(solved) for one in ordered)
-    texts = dict.fromkeys(in_words(one, symbols) for one in left)
-    checks = [SizeCheck(text) for text in texts if text != "True"]
+    of_sizes = (one for one in ordered if one.free_symbols <= symbols.keys())  # not of strides
+    left = shortened(one.xreplace(solved) for one in of_sizes)
+    found = dict.fromkeys(in_words(one, symbols) for one in left)
+    checks = [SizeCheck(text) for text in found if text != "True"]
     return [*lines, *later, *(line for check in checks for line in check.lines(made.subject.name))]
 
 
