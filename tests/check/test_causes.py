@@ -91,7 +91,11 @@ def test_memory_that_only_differs_is_an_echo():
 
 def test_cause_is_as_bad_as_it_shows():
     kept = finding(
-        "tensor-on-ctx", "memory", "`ctx.y`", severity=Severity.FRAGILE, detail=OnCtx("y", None)
+        "tensor-on-ctx",
+        "memory",
+        "`ctx.y`",
+        severity=Severity.FRAGILE,
+        detail=OnCtx("y", None, has_slope=True),
     )
     (found,) = by_cause([finding("stale-after-edit", "memory"), kept])
 

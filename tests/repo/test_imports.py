@@ -37,7 +37,13 @@ def imported():
     """The packages that our files import."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     own = [path for path in paths if "gold" not in path.parts]
-    return sorted(set().union(*(imported_in(path.read_text("utf-8")) for path in own)))
+    return sorted(set().union(*(imported_by(path) for path in own)))
+
+
+def imported_by(path):
+    """What a file imports, but for the files beside it."""
+    names = imported_in(path.read_text("utf-8"))
+    return {name for name in names if not path.with_name(f"{name}.py").exists()}
 
 
 def names_in(requirements):
@@ -73,6 +79,14 @@ def test_planted_import_is_seen():
     text = "import os\nimport torch.fx\n\n\ndef late():\n    from yaml import safe_load\n"
 
     assert imported_in(text) == {"torch", "yaml"}
+
+
+def test_file_beside_another_is_no_package(tmp_path):
+    (tmp_path / "support.py").touch()
+    path = tmp_path / "losses.py"
+    path.write_text("import support\nimport yaml\n")
+
+    assert imported_by(path) == {"yaml"}
 
 
 def test_lists_of_project_are_read():

@@ -6,6 +6,7 @@ import random
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pullback.check.subject import Subject
@@ -14,6 +15,8 @@ from pullback.judge.run import BackwardFailedError
 from pullback.judge.tolerances import is_close
 
 SEEDS = range(987_654_321, 987_654_326)
+DRAWS = range(64)  # so many draws are averaged: a bias of half the spread is then four errors
+FAR = 3.0  # errors of the average, beyond which it is another number
 
 
 def draws_in_backward(subject: Subject) -> bool:
@@ -58,3 +61,24 @@ def is_drawn(subject: Subject, name: str) -> bool:
         state.restore()
     first, *others, again = found
     return is_close(again, first, 100) and not all(is_close(one, first, 100) for one in others)
+
+
+def is_unbiased(subject: Subject, name: str, want: Tensor) -> bool:
+    """Whether the average of a gradient over many draws is `want`, but for chance.
+
+    An estimate of the gradient is; noise beside it, or a part of it left out, is not.
+    """
+    called, state = subject.run(), RandomState()
+    found = list[Tensor]()
+    try:
+        for seed in DRAWS:
+            state.seed(seed)
+            one = called.pull(subject.cotangents(called), retain_graph=True).get(name)
+            found.append(torch.zeros_like(want) if one is None else one.detach().to(want))
+    except BackwardFailedError:
+        return False
+    finally:
+        state.restore()
+    drawn = torch.stack(found)
+    error = (drawn.var(0).sum() / len(DRAWS)).sqrt()
+    return bool((drawn.mean(0) - want).norm() <= FAR * error)

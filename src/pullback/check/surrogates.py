@@ -12,7 +12,7 @@ their shape:
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent; or forward has bounds or rounds, and backward lets everything through as it is;
 - an argument changes the gradient, and nothing that forward gives: it is there to shape it;
-- backward draws random numbers, and forward draws none: an estimate of the gradient.
+- backward draws random numbers, forward draws none, and the average is the gradient: an estimate.
 
 Where that holds, the gradient is not compared with forward's, as if it were declared
 (`declares = {"surrogate": "x"}`), and the report says so. Everything else is still asked of it.
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.check.dispatch import names_of_ops
-from pullback.check.draws import draws, is_drawn
+from pullback.check.draws import draws, is_drawn, is_unbiased
 from pullback.check.own import own_argument
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
@@ -53,7 +53,7 @@ class Shape(Enum):
     PASSED = "forward has bounds, and backward passes the cotangent on as it is"
     ROUNDED = "forward rounds, and backward passes the cotangents on as they are"
     SHAPED = "an argument is there for backward alone"
-    DRAWN = "backward draws random numbers, forward draws none"
+    DRAWN = "backward draws random numbers, and the gradient is their average"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
     if is_drawn(subject, mismatch.name):
-        return None if draws(subject) else Shape.DRAWN
+        is_estimate = is_unbiased(subject, mismatch.name, mismatch.want) and not draws(subject)
+        return Shape.DRAWN if is_estimate else None
     place = subject.names.index(mismatch.name)
     steps = _steps(subject, called, place)
     if steps and _is_flat(subject, called, steps, mismatch):

@@ -18,7 +18,7 @@ from pullback.graph.values import Value, aten, named_value
 INFINITY = float("inf")
 
 
-def size_of(op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def computed_size(op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """A size made of two others: a number, or a value where one is symbolic."""
     known = next((one for one in (a, b) if isinstance(one, Value)), None)
     return op(a, b) if known is None else known.maker.call(op, a, b)
@@ -98,8 +98,8 @@ def prelu_backward(g: Any, x: Any, weight: Any) -> Any:
 
 
 def _halves(x: Any, dim: int) -> list[Any]:
-    half = size_of(operator.floordiv, x.shape[dim], 2)
-    ends = ((0, half), (half, size_of(operator.mul, half, 2)))
+    half = computed_size(operator.floordiv, x.shape[dim], 2)
+    ends = ((0, half), (half, computed_size(operator.mul, half, 2)))
     return [x.made(aten.slice.Tensor, dim, start, end) for start, end in ends]
 
 
@@ -200,7 +200,7 @@ def roll(node: Value) -> Any:
     shift, dim = shifts[0], dims[0]
     size = x.shape[dim]
     is_forward = hint_of(shift.val if isinstance(shift, Value) else shift) >= 0
-    place = size_of(operator.sub, size if is_forward else 0, shift)
+    place = computed_size(operator.sub, size if is_forward else 0, shift)
     pairs = ((place, size), (0, place))
     parts = [x.made(aten.slice.Tensor, dim, start, end) for start, end in pairs]
     return node.maker.call(aten.cat.default, parts, dim)

@@ -35,7 +35,7 @@ from pullback.graph.values import (
     same_sizes,
     tensor_of,
 )
-from pullback.triton_codegen.formulas import FORMULAS, PLACES, size_of
+from pullback.triton_codegen.formulas import FORMULAS, PLACES, computed_size
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -177,8 +177,8 @@ def variance(x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool 
         return (d * d).mean(dims, keepdim=keepdim)
     count: Any = 1
     for dim in dims:
-        count = size_of(operator.mul, x.shape[dim], count)
-    return (d * d).sum(dims, keepdim=keepdim) / size_of(operator.sub, count, 1)
+        count = computed_size(operator.mul, x.shape[dim], count)
+    return (d * d).sum(dims, keepdim=keepdim) / computed_size(operator.sub, count, 1)
 
 
 def deviation(x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:

@@ -15,6 +15,7 @@ from pullback.check.repro.calls import MEMORY, begun
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
+from pullback.function.slots import version_of
 from pullback.judge.run import Run
 
 GRADIENT_ALIASES_INPUT = Rule("A751", "gradient-aliases-input", "alias", Severity.FRAGILE, "quick")
@@ -174,9 +175,9 @@ def _is_counted(output: Tensor, arg: Tensor) -> bool:
     """Whether a write into the output counts as one into the input, so that PyTorch raises where it
     has saved that. What is computed from the input afterwards is wrong in silence all the same.
     """
-    before = arg._version
+    before = version_of(arg)
     output.detach().copy_(output.detach().clone())
-    return arg._version > before
+    return version_of(arg) > before
 
 
 def _memory(tensor: Tensor) -> int:

@@ -139,7 +139,7 @@ EXPLAINS = (
     Cause(
         frozenset({"detached-double-backward"}),
         "autograd does not follow what is on ctx and not saved",
-        rank=160,
+        rank=161,
         holds=lambda finding: (
             finding.about.detail.held is not None and finding.about.detail.has_slope
         ),

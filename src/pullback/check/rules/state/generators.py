@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from pullback.capture.trees import map_leaves
 from pullback.check.conditions import DETERMINISTIC, RUNS, needs
 from pullback.check.draws import draws
 from pullback.check.explaining import COMPARING, Cause
@@ -276,7 +276,7 @@ def _dropping(call: Any, seen: list[Tensor]) -> Any:
         if not given:
             return result  # it gives weights or settings, and is no part of a network
         seen.append(given[0].detach().clone())
-        return tree_map(dropped, result)
+        return map_leaves(dropped, result)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         return after(args, call(*args, **kwargs))
@@ -330,8 +330,8 @@ Passes
     (mask,) = ctx.saved_tensors; return g * mask
 
 Cannot see
-    Generators of other libraries, and those that the function makes for itself. A gradient that is
-    drawn where forward draws nothing is an estimate that is meant: a note says so.
+    Generators of other libraries, and those that the function makes for itself. What is drawn where
+    forward draws nothing, and is the gradient on average, is an estimate that is meant: a note.
 """,
     ),
     Registered(
