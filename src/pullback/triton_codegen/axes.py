@@ -7,16 +7,19 @@ that splits a dimension splits its axis, everywhere.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
 from pullback.errors import KernelError
-from pullback.graph.cost import argument_of, hint_of, is_random
+from pullback.graph.cost import argument_of, expression_of, hint_of, is_random
 from pullback.graph.values import aten, held_value, same, tensor_of
 from pullback.triton_codegen.expressions import POWERS, TABLE, is_cast
 
@@ -113,6 +116,21 @@ class Axes:
     """The axes of the values of one graph."""
 
     dims: dict[fx.Node, list[Row]] = field(default_factory=dict)
+    bounds: list[tuple[Any, Any]] = field(default_factory=list)
+    """Where parts lie within tensors: of each two sizes, the first is not larger."""
+
+    @property
+    def conditions(self) -> list[Any]:
+        """What must hold of sizes: each dimension is as long as its axes, and parts lie inside."""
+        bounds = [tuple(map(expression_of, pair)) for pair in self.bounds]
+        pairs = [
+            (expression_of(size), expression_of(math.prod([leaf.size for leaf in row])))
+            for node in self.dims
+            for size, row in zip(held_value(node).shape, self.of(node), strict=True)
+        ]
+        found = [sympy.Le(a, b, evaluate=False) for a, b in bounds]
+        found += [sympy.Eq(a, b, evaluate=False) for a, b in pairs if a != b]
+        return [one for one in dict.fromkeys(found) if one.free_symbols]
 
     def of(self, node: fx.Node) -> list[Row]:
         """The axes of each dimension of a value."""
@@ -218,11 +236,17 @@ class Axes:
         source: Any = node.args[0]
         rows = list(self.dims[source])
         if target is aten.select.int:
+            self._select(held_value(source).shape[dim_of(node, source)], node.args[2])
             del rows[dim_of(node, source)]
         elif target is aten.select_backward.default:
             dim = dim_of(node, node)
+            self._select(value.shape[dim], node.args[3])
             rows.insert(dim, _fresh(value.shape[dim]))
         else:
+            if target is aten.slice.Tensor:
+                self._slice(node, held_value(source))
+            elif target is aten.slice_backward.default:
+                self._slice(node, value)
             known = tensor_of(source)
             rows = [
                 row
@@ -237,7 +261,10 @@ class Axes:
         into, part = (list(self.dims[n]) for n in node.args[:2])  # type: ignore[index]
         dim = dim_of(node, node)
         if node.target is aten.select_scatter.default:
+            self._select(held_value(node).shape[dim], node.args[3])
             part.insert(dim, ())
+        else:
+            self._slice(node, held_value(node))
         for place, (row, other) in enumerate(zip(into, part, strict=True)):
             if place != dim and leaves_of(row) and leaves_of(other):
                 self._same(row, other)
@@ -253,7 +280,12 @@ class Axes:
         rows = list(self.dims[source])
         if whole.target is aten.unbind.int:
             del rows[dim]
+            self._equal(held_value(source).shape[dim], len(held_value(whole)))
         else:
+            parts = [part.shape[dim] for part in held_value(whole)]
+            self._equal(sum(parts), held_value(source).shape[dim])
+            if whole.target is not aten.split_with_sizes.default:  # as many parts as there were
+                self.bounds += [(1, parts[-1]), (parts[-1], parts[0])]
             rows[dim] = _fresh(value.shape[dim])
         self.dims[node] = rows
 
@@ -267,6 +299,38 @@ class Axes:
                     rows[place] = self._same(rows[place], row)
         rows[dim] = _fresh(value.shape[dim])
         self.dims[node] = rows
+
+    # ---- where parts lie ----
+
+    def _equal(self, one: Any, two: Any) -> None:
+        self.bounds += [(one, two), (two, one)]
+
+    def _select(self, size: Any, place: Any) -> None:
+        """One place of a dimension, counted from its end where it is negative."""
+        place = held_value(place)
+        self.bounds += [(-size, place)] if hint_of(place) < 0 else [(0, place), (place + 1, size)]
+
+    def _slice(self, node: fx.Node, whole: torch.Tensor) -> None:
+        """From a start to an end, which PyTorch moves into the tensor if they are outside.
+
+        Kernels have the end that the example had: the one that is named, or that of the tensor.
+        """
+        size = whole.shape[dim_of(node, node)]
+        start = self._inside(argument_of(node, "start") or 0, size)
+        end = argument_of(node, "end")
+        if end is None or (isinstance(end, int) and end >= sys.maxsize):
+            self.bounds.append((start, size))
+            return
+        end = self._inside(end, size)
+        is_named = hint_of(end) <= hint_of(size)
+        self.bounds += [(start, end), (end, size)] if is_named else [(start, size), (size, end)]
+
+    def _inside(self, place: Any, size: Any) -> Any:
+        """A place that may be counted from the end, counted from the start."""
+        place = held_value(place)
+        found = place + size if hint_of(place) < 0 else place
+        self.bounds.append((0, found))
+        return found
 
     # ---- views ----
 

@@ -35,7 +35,7 @@ class PhaseText:
 
     `returned` are the names of the values that it returns, in the order of the graph. `shapes` has
     for each parameter that is a tensor a key for each of its dimensions: those of one key are
-    taken to have the same size.
+    taken to have the same size. `conditions` are what else is taken to hold of sizes.
     """
 
     name: str
@@ -44,6 +44,7 @@ class PhaseText:
     lines: tuple[str, ...]
     returned: tuple[str, ...]
     shapes: tuple[tuple[Any, ...], ...] = ()
+    conditions: tuple[Any, ...] = ()
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -143,6 +144,7 @@ class _Host:
             tuple(self.lines),
             tuple(self._returned(one) for one in returned),
             tuple(tuple(map(_key, self.plan.axes.of(n))) for n in self.plan.inputs),
+            tuple(self.plan.axes.conditions),
         )
 
     def _returned(self, value: Any) -> str:

@@ -1,6 +1,8 @@
 """What files of kernels compute in Triton's interpreter, beside PyTorch: sizes, strides, values."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 
@@ -250,3 +252,161 @@ def test_kernels_compute_what_the_programs_compute(chosen, tmp_path):
                 equal_nan=True,
                 msg=lambda said, p=program, n=place: f"{p.__name__}, inputs {n}: {said}",
             )
+
+
+# ---- sizes that break what a program implies of them ----
+
+
+def half_turn(x, inv):
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * inv.cos() - b * inv.sin(), b * inv.cos() + a * inv.sin()), -1)
+
+
+def first_eight(x):
+    return x[:, :8].sin()
+
+
+def up_to_eight(x):
+    return x[:, :8].sin()
+
+
+def first_two(x):
+    return x[:, :2].sin()
+
+
+def middle(x):
+    return x[:, 2:6].sin()
+
+
+def last_four(x):
+    return x[:, -4:].sin()
+
+
+def sixth(x):
+    return x[:, 5].sin()
+
+
+def newest(x):
+    return x[:, -1].sin()
+
+
+def packed(x):
+    a, b = x.chunk(2, -1)
+    return a * b
+
+
+def in_fours(x):
+    return x.view(x.shape[0], 4, -1).sum(-1)
+
+
+def twice_as_long(x, y):
+    return torch.cat((y, y)) * x
+
+
+def pairs_of_rows(x, y):
+    return x.view(-1, 2, y.shape[0]) * y
+
+
+def as_many_as(x, y):
+    return y[:, : x.shape[0]].sin() * x.sum()
+
+
+def stacked(x, y):
+    return torch.stack((x, y)).sin()
+
+
+def decided_by_rows(x):
+    return x.sin() if x.shape[0] > 3 else x.cos()
+
+
+def rotated(x):
+    return x.roll(2, 1).sin()
+
+
+BROKEN = {
+    half_turn: (
+        [(3, 16), (8,)],
+        [(3, 14), (8,)],
+        r"`inv` must be .* \(7,\), got .*\(8,\)",
+    ),
+    first_eight: ([(3, 16)], [(3, 5)], r"x.shape\[1\] must be at least 8, got 5"),
+    up_to_eight: ([(3, 5)], [(3, 16)], r"x.shape\[1\] <= 7 must hold, got x.shape\[1\] = 16"),
+    first_two: ([(3, 16)], [(3, 1)], r"x.shape\[1\] must be at least 2, got 1"),
+    middle: ([(3, 16)], [(3, 5)], r"x.shape\[1\] must be at least 6, got 5"),
+    last_four: ([(3, 16)], [(3, 3)], r"x.shape\[1\] must be at least 4, got 3"),
+    sixth: ([(3, 16)], [(3, 5)], r"x.shape\[1\] must be at least 6, got 5"),
+    newest: ([(3, 16)], [(3, 0)], r"x.shape\[1\] must be at least 1, got 0"),
+    packed: ([(3, 16)], [(3, 15)], r"x.shape\[1\] % 2 == 0 must hold, got x.shape\[1\] = 15"),
+    in_fours: ([(3, 16)], [(3, 18)], r"x.shape\[1\] % 4 == 0 must hold, got x.shape\[1\] = 18"),
+    twice_as_long: ([(3, 6), (3,)], [(3, 6), (4,)], r"`x` must be torch.float32 \(3, 8\), got"),
+    pairs_of_rows: ([(4, 6), (6,)], [(3, 6), (6,)], r"x.shape\[0\] % 2 == 0 must hold"),
+    as_many_as: ([(9, 3), (3, 5)], [(4, 3), (3, 5)], r"got x.shape\[0\] = 4, y.shape\[1\] = 5"),
+    stacked: ([(3, 5), (3, 5)], [(3, 5), (3, 6)], r"`y` must be torch.float32 \(3, 5\), got"),
+    decided_by_rows: ([(5, 6)], [(2, 6)], r"x.shape\[0\] must be at least 4, got 2"),
+    rotated: ([(3, 16)], [(3, 1)], r"x.shape\[1\] must be at least 2, got 1"),
+}
+"""Programs with sizes that they are emitted for, sizes that must be refused, and the words."""
+
+REFUSED = """
+import json, runpy, sys, torch
+sys.modules["pullback"] = None  # an import of it raises
+folder, found = sys.argv[1], {}
+for name, shapes in json.loads(sys.argv[2]).items():
+    space = runpy.run_path(f"{folder}/{name}.py")
+    function = next(v for v in space.values() if isinstance(v, type)).apply
+    try:
+        function(*(torch.randn(shape) for shape in shapes))
+        found[name] = "no error"
+    except ValueError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.needs_triton
+def test_sizes_that_kernels_would_read_past_are_refused(tmp_path):
+    for program, (shapes, _, _) in BROKEN.items():
+        given = tuple(draw(*shape) for shape in shapes)
+        text = pb.emit(program, "triton", examples=given, verify=False)
+        (tmp_path / f"{program.__name__}.py").write_text(text, encoding="utf-8")
+    others = {program.__name__: broken for program, (_, broken, _) in BROKEN.items()}
+    command = [sys.executable, "-W", "ignore", "-c", REFUSED, str(tmp_path), json.dumps(others)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+
+    for program, (_, _, said) in BROKEN.items():
+        assert re.search(said, found[program.__name__]), (program.__name__, found)
+
+
+FITTING = {
+    half_turn: [(5, 6), (3,)],
+    first_eight: [(2, 8)],
+    last_four: [(1, 4)],
+    packed: [(1, 2)],
+    in_fours: [(2, 4)],
+    twice_as_long: [(1, 2), (1,)],
+    pairs_of_rows: [(2, 3), (3,)],
+    rotated: [(2, 2)],
+}
+
+
+@pytest.mark.needs_triton
+def test_sizes_that_just_fit_are_computed(tmp_path):
+    trials = {}
+    for program, shapes in FITTING.items():
+        given = tuple(draw(*shape) for shape in BROKEN[program][0])
+        text = pb.emit(program, "triton", examples=given, verify=False)
+        (tmp_path / f"{program.__name__}.py").write_text(text, encoding="utf-8")
+        trials[program.__name__] = [[draw(*shape) for shape in shapes]]
+    torch.save(trials, tmp_path / "trials.pt")
+    command = [sys.executable, "-W", "ignore", "-c", DRIVER, str(tmp_path)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    found = torch.load(tmp_path / "found.pt")
+
+    for program in FITTING:
+        (given,) = trials[program.__name__]
+        (got,) = found[program.__name__]
+        torch.testing.assert_close(got, results(program, given), rtol=2e-4, atol=2e-4)

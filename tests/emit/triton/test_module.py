@@ -201,6 +201,28 @@ def test_fixed_sizes_are_asked_for():
     assert 'require(x, "x", torch.float32, (x.shape[0], 37))' in text
 
 
+def test_sizes_that_others_determine_are_asked_for_with_the_shape():
+    def turned(x, inv):
+        half = x.shape[-1] // 2
+        return torch.cat((x[:, :half] * inv, x[:, half:] * inv), -1)
+
+    text = pb.emit(turned, "triton", examples=(draw(3, 16), draw(8)), verify=False)
+
+    assert 'require(inv, "inv", torch.float32, (x.shape[1] // 2,))' in text
+    assert "if not (x.shape[1] % 2 == 0):" in text
+
+
+def test_sizes_that_always_fit_are_not_asked_for():
+    def halves(x):
+        half = x.shape[-1] // 2
+        return x[:, :half] * x[:, half : 2 * half]
+
+    text = pb.emit(halves, "triton", examples=(draw(3, 16),), verify=False)
+
+    assert "must hold" not in text
+    assert "must be at least" not in text
+
+
 def test_gradients_nobody_asked_for_are_not_computed():
     program, given = cases()["rope"]
     text = pb.emit(program, "triton", examples=given, verify=False)

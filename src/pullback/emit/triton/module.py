@@ -8,22 +8,27 @@ registered as ops (`torch.library.triton_op`), for those who trace or export.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
+from pullback.capture.decided import assumed, decided
+from pullback.capture.fake import in_words
 from pullback.derive.recipe import Parts
+from pullback.derive.size_checks import SizeCheck
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
 from pullback.emit.triton.self_test import KernelTest, kernel_test
 from pullback.emit.triton.verify import interpreter_absence, require_same_kernels
 from pullback.errors import CaptureError, KernelError
+from pullback.graph.cost import expression_of
 from pullback.graph.values import held_value
 from pullback.triton_codegen.host import HostNames, PhaseText, phase_text
 from pullback.triton_codegen.module import IMPORTS, common_texts, kernel_text
 from pullback.triton_codegen.primitives import kernel_parts
+from pullback.triton_codegen.relations import shortened
 from pullback.triton_codegen.wrapping import wrapped_line
 from pullback.triton_codegen.writer import KernelSource
 
@@ -274,23 +279,55 @@ def _gradients(made: KernelFile) -> list[str]:
 
 
 def _checks(made: KernelFile) -> list[str]:
-    """The lines that refuse tensors which the kernels would read past their end."""
-    sizes: dict[object, str] = {}
-    lines: list[str] = []
-    rows = zip(made.parts.joint.inputs, made.inputs, made.forward.shapes, strict=True)
-    for node, name, keys in rows:
-        value, shape = held_value(node), []
+    """The lines that refuse tensors which the kernels would read past their end.
+
+    A size that others determine is asked for with the shape that it is in, all else by itself.
+    """
+    joint, captured = made.parts.joint, made.subject.captured
+    rows = [*zip(made.inputs, map(held_value, joint.inputs), made.forward.shapes, strict=True)]
+    of_kernels = [one for phase in made.phases for one in phase.conditions]
+    conditions = {*of_kernels, *decided(captured), *assumed(captured)}
+    ordered = sorted(conditions, key=str)
+    sizes: dict[Any, str] = {}
+    symbols: dict[Any, str] = {}
+    solved: dict[Any, Any] = {}
+    for name, value, keys in rows:
         for dim, (size, key) in enumerate(zip(value.shape, keys, strict=True)):
-            here = f"{name}.shape[{dim}]"
-            shape.append(str(size) if _is_fixed(size) else sizes.setdefault(key, here))
-        listed = ", ".join(shape) + ("," if len(shape) == 1 else "")
-        lines.append(f'require({name}, "{name}", {value.dtype}, ({listed}))')
-    return lines
+            symbol = expression_of(size)
+            if not getattr(symbol, "is_Symbol", False) or symbol in symbols:
+                continue
+            solution = None if key in sizes else _solution(symbol, ordered, symbols.keys())
+            if solution is not None:
+                solved[symbol] = solution
+            symbols[symbol] = sizes.setdefault(key, f"{name}.shape[{dim}]")
+    lines: list[str] = []
+    later: list[str] = []
+    for place, (name, value, _) in enumerate(rows):
+        expressions = map(expression_of, value.shape)
+        texts = [_text(solved.get(one, one), symbols) for one in expressions]
+        listed = ", ".join(texts) + ("," if len(texts) == 1 else "")
+        line = f'require({name}, "{name}", {value.dtype}, ({listed}))'
+        is_later = any(f"{other}.shape" in listed for other in made.inputs[place + 1 :])
+        (later if is_later else lines).append(line)
+    of_sizes = (one for one in ordered if one.free_symbols <= symbols.keys())  # not of strides
+    left = shortened(one.xreplace(solved) for one in of_sizes)
+    found = dict.fromkeys(in_words(one, symbols) for one in left)
+    checks = [SizeCheck(text) for text in found if text != "True"]
+    return [*lines, *later, *(line for check in checks for line in check.lines(made.subject.name))]
 
 
-def _is_fixed(size: Any) -> bool:
-    """Whether a size is a number, also where it was a symbol before the kernels were made."""
-    return isinstance(size, int) or bool(size.node.expr.is_number)
+def _text(size: Any, symbols: Mapping[Any, str]) -> str:
+    return in_words(size, symbols) if getattr(size, "free_symbols", None) else str(size)
+
+
+def _solution(symbol: Any, conditions: Sequence[Any], known: Collection[Any]) -> Any:
+    """What a size must be by a condition that determines it from known ones; None without."""
+    for condition in conditions:
+        if getattr(condition, "rel_op", "") == "==" and symbol in condition.args:
+            (other,) = [side for side in condition.args if side != symbol]
+            if other.free_symbols <= known:
+                return other
+    return None
 
 
 def _ops(made: KernelFile) -> str:

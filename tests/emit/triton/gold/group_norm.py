@@ -273,6 +273,11 @@ class GroupNorm(torch.autograd.Function):
         require(x, "x", torch.float32, (x.shape[0], x.shape[1], x.shape[2], x.shape[3]))
         require(weight, "weight", torch.float32, (x.shape[1],))
         require(bias, "bias", torch.float32, (x.shape[1],))
+        if not (x.shape[1] % 4 == 0):
+            raise ValueError(
+                "`GroupNorm`: x.shape[1] % 4 == 0 must hold, "
+                f"got x.shape[1] = {x.shape[1]}"
+            )
         out, mean, rstd = group_norm_forward(x, weight, bias)
         ctx.save_for_backward(x, weight, mean, rstd)
         return out

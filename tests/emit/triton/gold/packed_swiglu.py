@@ -132,6 +132,16 @@ class PackedSwiglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         require(x, "x", torch.float32, (x.shape[0], x.shape[1]))
+        if not (x.shape[1] % 2 == 0):
+            raise ValueError(
+                "`PackedSwiglu`: x.shape[1] % 2 == 0 must hold, "
+                f"got x.shape[1] = {x.shape[1]}"
+            )
+        if x.shape[1] < 2:
+            raise ValueError(
+                "`PackedSwiglu`: x.shape[1] must be at least 2, "
+                f"got {x.shape[1]}"
+            )
         out = packed_swiglu_forward(x)
         ctx.save_for_backward(x)
         return out
