@@ -10,7 +10,7 @@ import sympy  # type: ignore[import-untyped]
 _QUOTIENTS = ("FloorDiv", "CleanDiv")
 
 
-def shortened(conditions: Iterable[Any]) -> list[Any]:
+def least_conditions(conditions: Iterable[Any]) -> list[Any]:
     """Conditions on sizes without those that hold for all sizes, be they 0, or follow from others.
 
     That a division must leave a certain rest is said so, and a bound on one size is `8 <= n`.

@@ -28,7 +28,7 @@ from pullback.graph.values import held_value
 from pullback.triton_codegen.host import HostNames, PhaseText, phase_text
 from pullback.triton_codegen.module import IMPORTS, common_texts, kernel_text
 from pullback.triton_codegen.primitives import kernel_parts
-from pullback.triton_codegen.relations import shortened
+from pullback.triton_codegen.relations import least_conditions
 from pullback.triton_codegen.wrapping import wrapped_line
 from pullback.triton_codegen.writer import KernelSource
 
@@ -310,7 +310,7 @@ def _checks(made: KernelFile) -> list[str]:
         is_later = any(f"{other}.shape" in listed for other in made.inputs[place + 1 :])
         (later if is_later else lines).append(line)
     of_sizes = (one for one in ordered if one.free_symbols <= symbols.keys())  # not of strides
-    left = shortened(one.xreplace(solved) for one in of_sizes)
+    left = least_conditions(one.xreplace(solved) for one in of_sizes)
     found = dict.fromkeys(in_words(one, symbols) for one in left)
     checks = [SizeCheck(text) for text in found if text != "True"]
     return [*lines, *later, *(line for check in checks for line in check.lines(made.subject.name))]
