@@ -178,3 +178,22 @@ def first_row_only_of_parameters(subject: Subject) -> bool:
     wanted = torch.autograd.grad(plain, parameters, weights, allow_unused=True)
     pairs = [(a, b) for a, b in zip(got, wanted, strict=True) if b is not None]
     return not all(torch.allclose(a, b) for a, b in pairs)
+
+
+def dropped_anew(subject: Subject) -> bool:
+    """Backward runs the second inner module again on the same numbers, and dropout drops others."""
+
+    class Dropped(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.dropout(super().forward(x))
+            calls.append((x.detach().clone(), y.detach().clone()))
+            return y
+
+    calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+    x, first, _ = subject.inputs()[:3]
+    second = Dropped(3, 3)
+    out = call_of(subject)(x, first, second, *first.parameters(), *second.parameters())
+    out.sum().backward()
+    (given, y), *again = calls
+    same = [other for other_given, other in again if torch.equal(other_given, given)]
+    return bool(same) and not any(torch.equal(other, y) for other in same)
