@@ -10,7 +10,6 @@ import gc
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -646,35 +645,43 @@ def wrong_in_thread(call: Call, case: Case) -> bool:
 
 
 def wrong_from_threads(call: Call, case: Case) -> bool:
-    """Threads that call the function at the same time disturb each other."""
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    """Another thread that makes a whole call in between, before any one op, changes the gradients.
+
+    Every place is tried in turn, so the answer does not hang on how the system runs the threads.
+    """
     expected = gradients(case.reference, case.inputs())  # type: ignore[arg-type]
-    other = gradients(case.reference, shifted(case.inputs()))  # type: ignore[arg-type]
-    wrong: list[bool] = []
-    barrier = threading.Barrier(4)
 
-    def work(number: int) -> None:
-        barrier.wait()
-        for _ in range(200):
-            if wrong:
-                return
-            try:
-                make = case.inputs() if number % 2 else shifted(case.inputs())
-                if not same(gradients(call, make), expected if number % 2 else other):
-                    wrong.append(True)
-            except Exception:
-                wrong.append(True)
+    def meanwhile() -> None:
+        gradients(call, shifted(case.inputs()))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    try:
-        for thread in threads:
+    for place in range(1000):
+        with _Interrupted(place, meanwhile) as mode:
+            got = gradients(call, case.inputs())
+        if not same(got, expected):
+            return True
+        if mode.ops <= place:  # the call has no op there: all places were tried
+            return False
+    raise AssertionError("a call of more than 1,000 ops")
+
+
+class _Interrupted(TorchDispatchMode):
+    """Before the op at one place, something else runs to its end in another thread."""
+
+    def __init__(self, place: int, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self.ops = 0
+        self._place = place
+        self._meanwhile = meanwhile
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.ops == self._place:
+            thread = threading.Thread(target=self._meanwhile)
             thread.start()
-        for thread in threads:
             thread.join()
-    finally:
-        sys.setswitchinterval(switch)
-    return bool(wrong)
+        self.ops += 1
+        return func(*args, **kwargs or {})
 
 
 def draws_in_backward(call: Call, case: Case) -> bool:
