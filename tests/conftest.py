@@ -260,9 +260,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def can_fork() -> bool:
     """Whether a forked process has autograd."""
-    from pullback.check.isolate import refusal_here
+    from pullback.check.isolate import why_no_autograd
 
     child = os.fork()
     if child == 0:
-        os._exit(1 if refusal_here() else 0)
+        os._exit(1 if why_no_autograd() else 0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

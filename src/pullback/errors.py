@@ -10,6 +10,26 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type where it says nothing.
+
+    >>> first_line(ValueError("no rows\\nat all")), first_line(ValueError())
+    ('no rows', 'ValueError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def type_and_line(error: BaseException) -> str:
+    """The type of an error, and the first line of what it says.
+
+    >>> type_and_line(ValueError("no rows")), type_and_line(ValueError())
+    ('ValueError: no rows', 'ValueError')
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 class PullbackError(Exception):
     """Base class: a rule that was broken, and up to five labelled facts."""
 
@@ -460,8 +480,9 @@ class PlanFileError(PullbackError, ValueError):
 class EmitTargetError(PullbackError, ValueError):
     """There is no emitter for this language.
 
-    `pb.emit` writes "python", a module that imports only torch, and "cpp", a
-    `torch::autograd::Function` that is registered as an op.
+    `pb.emit` writes "python", a module that imports only torch; "cpp", a
+    `torch::autograd::Function` that is registered as an op; and "triton", kernels
+    and the Function around them, a module that imports only torch and triton.
     """
 
     code = "E601"

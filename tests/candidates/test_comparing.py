@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.candidates.comparing import digest_of, rounded_truths, truth_of
+from pullback.candidates.comparing import EntryPattern, digest_of, rounded_truths, truth_of
 from pullback.judge.example import example_of
 
 
@@ -63,7 +63,8 @@ def test_a_factor_is_wrong(factor):
 def test_rounded_inputs_are_named(dtype, name):
     found = compared(lambda x, w: program(x.to(dtype).float(), w.to(dtype).float()))
 
-    assert (found.status, found.pattern) == ("wrong", f"rounded: {name}")
+    assert (found.status, found.pattern) == ("wrong", EntryPattern.ROUNDED_INPUTS)
+    assert found.rounded_to == name
 
 
 def test_coarse_results_are_named():
@@ -78,13 +79,13 @@ def test_coarse_results_are_named():
     found = compared(coarse, args, plain)
 
     assert found.status == "wrong"
-    assert found.pattern == "coarse: float16 or TF32"
+    assert (found.pattern, found.rounded_to) == (EntryPattern.ROUNDED, "float16 or TF32")
 
 
 def test_a_factor_near_one_is_no_rounding():
     args = (torch.randn(64, 32, generator=DRAWN), torch.randn(32, 64, generator=DRAWN))
 
-    assert compared(lambda x, w: 0.998 * (x @ w), args, torch.matmul).pattern == ""
+    assert compared(lambda x, w: 0.998 * (x @ w), args, torch.matmul).pattern is EntryPattern.OTHER
 
 
 def test_half_precision_asked_for_is_right():
@@ -96,13 +97,17 @@ def test_half_precision_asked_for_is_right():
 def test_some_zeros_are_named():
     found = compared(lambda x, w: torch.cat([program(x, w)[:6], torch.zeros(2)]))
 
-    assert (found.status, found.pattern, found.share) == ("wrong", "zeros", 0.25)
+    assert (found.status, found.pattern, found.share) == (
+        "wrong",
+        EntryPattern.ZEROS,
+        0.25,
+    )
 
 
 def test_nan_is_noted():
     found = compared(lambda x, w: program(x, w) * float("nan"))
 
-    assert (found.pattern, found.has_nan) == ("not finite", True)
+    assert (found.pattern, found.has_nan) == (EntryPattern.NOT_FINITE, True)
 
 
 def test_other_shapes_and_dtypes_are_told():

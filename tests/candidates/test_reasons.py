@@ -2,6 +2,7 @@
 
 import pytest
 
+from pullback.candidates.comparing import EntryPattern
 from pullback.candidates.reasons import Result, reasons_of
 from pullback.candidates.trials import GIVEN, LARGE, LIKE, ZEROS, Trial
 
@@ -59,9 +60,9 @@ def test_wrong_in_another_layout_is_wrong():
     assert named(*map(result, LIKES), result(laid_out, "wrong")) == ["wrong-result"]
 
 
-@pytest.mark.parametrize("pattern", ["rounded: bfloat16", "coarse: float16 or TF32"])
+@pytest.mark.parametrize("pattern", [EntryPattern.ROUNDED_INPUTS, EntryPattern.ROUNDED])
 def test_rounding_is_low_precision(pattern):
-    wrong = [result(trial, "wrong", pattern=pattern) for trial in LIKES[:3]]
+    wrong = [result(trial, "wrong", pattern=pattern, rounded_to="bfloat16") for trial in LIKES[:3]]
 
     assert named(*wrong, result(Trial(7, LARGE), "wrong")) == ["low-precision"]
 
@@ -79,6 +80,6 @@ def test_inputs_that_are_not_read_are_work_left_out():
 
 
 def test_wrong_gradients_have_a_name():
-    wrong = [result(trial, "wrong", what="gradient of w") for trial in LIKES[:3]]
+    wrong = [result(trial, "wrong", what="gradient of w", is_gradient=True) for trial in LIKES[:3]]
 
     assert named(*wrong) == ["wrong-kernel-gradient"]

@@ -27,7 +27,7 @@ X = torch.tensor([0.5, -1.25, 2.0])
 
 @pytest.fixture
 def no_fork(monkeypatch):
-    monkeypatch.setattr(runner, "can_fork", lambda: "this process uses a GPU")
+    monkeypatch.setattr(runner, "why_no_fork", lambda: "this process uses a GPU")
     yield
     fresh._stop_idle()
 
@@ -133,7 +133,7 @@ def test_worker_ends_with_who_started_it():
         import os, signal, torch, pullback as pb
         from pullback.check import fresh, runner
         from tests.check import functions as f
-        runner.can_fork = lambda: "no"
+        runner.why_no_fork = lambda: "no"
         pb.check(f.Square, (torch.ones(3),), select=["wrong-factor"])
         print(fresh._idle[0].process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -158,7 +158,7 @@ def _lives(pid):
 
 
 @pytest.mark.parametrize(
-    "message", [Message("found", 1), isolate.LastWords("an error of ours", True)]
+    "message", [Message("found", 1), isolate.LastMessage("an error of ours", True)]
 )
 def test_lost_gpu_is_nobodys_error(message, monkeypatch):
     sent = []

@@ -183,7 +183,7 @@ def test_interruption_keeps_what_was_found(monkeypatch):
 
 
 def test_fork_without_autograd_is_replaced_by_a_fresh_worker(monkeypatch):
-    monkeypatch.setattr(forked, "refusal_here", lambda: "its threads stayed behind")
+    monkeypatch.setattr(forked, "why_no_autograd", lambda: "its threads stayed behind")
 
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 

@@ -82,7 +82,7 @@ def test_search_is_made_once(monkeypatch):
     monkeypatch.setattr(
         reasons, "faults_of", lambda *a, **o: calls.append(1) or real(*a, **o | {"seconds": 0})
     )
-    monkeypatch.setattr(reasons, "can_fork", lambda: "in this process, to be counted")
+    monkeypatch.setattr(reasons, "why_no_fork", lambda: "in this process, to be counted")
     one = subject(WRONG, *INPUTS, profile="deep")
     for _ in range(2):
         reasons.reason_of(one, "x")
@@ -92,7 +92,7 @@ def test_search_is_made_once(monkeypatch):
 
 def test_fork_without_autograd_searches_here(monkeypatch):
     expected = reasons.reason_of(subject(WRONG, *INPUTS), "x")
-    monkeypatch.setattr(reasons, "refusal_here", lambda: "its threads stayed behind")
+    monkeypatch.setattr(reasons, "why_no_autograd", lambda: "its threads stayed behind")
 
     assert expected.why
     assert reasons.reason_of(subject(WRONG, *INPUTS), "x") == expected

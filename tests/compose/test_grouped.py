@@ -30,6 +30,17 @@ def names_behind(out):
     return names
 
 
+def test_groups_say_what_of_them_is_not_compiled(monkeypatch):
+    x, y = pair()
+    made = pb.hybrid(chain, x, y, groups=[(2, 3), (0, 1)])
+    why = "`tanh` must be known to the compiler"
+    for node in made.flow.nodes.values():  # other compositions of the same groups share them
+        monkeypatch.setattr(node.nodes, "reasons", [why])
+
+    assert made.eager_reasons() == (why,)
+    assert f"    eager: {why}" in made.explain().splitlines()
+
+
 def test_groups_are_nodes():
     x, y = pair()
     made = pb.hybrid(chain, x, y, groups=[(2, 3), (0, 1)])

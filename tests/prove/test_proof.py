@@ -17,6 +17,7 @@ from examples.my_elementwise import MyElementWise, MyElementWiseInCppNames
 from examples.my_function import MyFunction
 from examples.my_relu import MyReLU
 from examples.nested import SineFunction, SquareFunction
+from pullback.errors import TargetError
 from pullback.prove import prove, zero_test
 from tests.prove.proofs import (
     ALMOST,
@@ -297,8 +298,16 @@ def test_pair_of_other_outputs_is_unknown():
 
 
 def test_plain_function_needs_a_reference():
-    with pytest.raises(TypeError, match="a pair of a program and its reference"):
+    with pytest.raises(TargetError) as raised:
         prove(torch.sin, *ONE)
+
+    assert str(raised.value) == (
+        "E401 target: what is proved must be a Function class, "
+        "or a pair of a program and its reference\n"
+        "  got:      `sin`\n"
+        "  fix:      give the plain function of the same values too: "
+        "`pb.prove((program, plain), ...)`"
+    )
 
 
 @pytest.mark.parametrize(

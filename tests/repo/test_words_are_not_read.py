@@ -11,9 +11,11 @@ WORDS = {
     *("at", "got", "expected", "why", "fix", "inputs"),
     *("reason", "label", "how", "sentence"),
 }
+# And of a composition, a plan or a report as a whole.
+TEXTS = {"explain", "summary"}
 METHODS = {
     *("startswith", "endswith", "removeprefix", "removesuffix"),
-    *("partition", "rpartition", "split", "find"),
+    *("partition", "rpartition", "split", "splitlines", "find"),
 }
 # Where words are shown, and may be looked at.
 READERS = ("report", "cli")
@@ -26,6 +28,8 @@ PLANTED = {
     "searched": 'found = re.search(r"output (\\d+)", self.finding.at)',
     "matched": "found = RAISED.match(finding.got)",
     "any of some": "is_view = any(text in finding.got for text in ACCIDENTS)",
+    "explained": "lines = made.explain().splitlines()",
+    "explained and cut": 'why = made.explain().removeprefix("nested: ")',
     "inputs": 'is_laid = f"cotangent {label}" in context.finding.inputs',
 }
 SOUND = {
@@ -59,6 +63,8 @@ def _reads(node):
 
 
 def _are_words(node):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in TEXTS
     if not isinstance(node, ast.Attribute) or node.attr not in WORDS:
         return False
     owner = node.value

@@ -30,6 +30,7 @@ from pullback.candidates.tampering import (
 )
 from pullback.candidates.trials import Trial, TrialMaker
 from pullback.check.dispatch import poisoned
+from pullback.errors import type_and_line
 from pullback.judge.example import exact_copy, tensors_in
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -104,8 +105,7 @@ class Here:
             with _watching(seen if watched else None):
                 called = self._called(example, trial.draw, gradients, poison)
         except Exception as error:
-            lines = str(error).splitlines() or [""]
-            return {"refused": f"{type(error).__name__}: {lines[0]}"[:300]}
+            return {"refused": type_and_line(error)[:300]}
         early = [None if t is None else _plain(t, copy=True) for t in called.tensors]
         lazy = next((said for t in called.tensors if (said := _is_lazy(t))), "")
         self._settle()

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -33,12 +34,23 @@ MANY = 1 << 16  # numbers from which on they are summed up where they are
 ODD_NUMBER = 0x9E3779B97F4A7C15 - (1 << 64)  # of which multiples look random
 
 
+class EntryPattern(str, Enum):
+    """What the wrong entries of a result look like."""
+
+    ZEROS = "zeros"
+    NOT_FINITE = "not finite"
+    ROUNDED_INPUTS = "rounded inputs"
+    ROUNDED = "rounded"
+    OTHER = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """What one result is beside the truth; `status` is "right", "wrong", "shape" or "absent".
 
     `error` is how far the worst entry is off, as a share of the numbers that it is made of;
-    `pattern` says what the wrong entries look like.
+    `pattern` says what the wrong entries look like, `rounded_to` which format they or the inputs
+    were rounded to.
     """
 
     status: str
@@ -48,7 +60,9 @@ class Compared:
     got: str = ""
     share: float = 0.0  # of the entries that are wrong
     error: float = 0.0
-    pattern: str = ""  # "zeros" | "not finite" | "rounded: float16" | "coarse: float16" | ""
+    pattern: EntryPattern = EntryPattern.OTHER
+    rounded_to: str = ""
+    is_gradient: bool = False
     digest: str = ""  # of all results
     outputs: str = ""  # the same, without gradients
     has_nan: bool = False  # among the entries that are wrong
@@ -84,7 +98,8 @@ class Truth:
         for place, name in enumerate(self.names):
             one = self._one(place, name, got[place], rounded)
             if one.status != "right":
-                return replace(one, digest=digest, outputs=outputs)
+                is_gradient = place >= self.count
+                return replace(one, digest=digest, outputs=outputs, is_gradient=is_gradient)
         return Compared("right", digest=digest, outputs=outputs)
 
     def _one(
@@ -117,6 +132,7 @@ class Truth:
         worst = int(torch.where(wrong, relative, -1.0).argmax())
         count, total = int(wrong.sum()), wrong.numel()
         error = float(relative.flatten()[worst])
+        pattern, rounded_to = self._pattern(place, have, wrong, relative, rounded)
         return Compared(
             "wrong",
             name,
@@ -125,19 +141,20 @@ class Truth:
             f"{_number(have, worst)}, {count} of {total} entries are off",
             count / total,
             error if math.isfinite(error) else 1e300,
-            self._pattern(place, have, wrong, relative, rounded),
+            pattern,
+            rounded_to,
             has_nan=bool(have[wrong].isnan().any()),
         )
 
     def _pattern(
         self, place: int, have: Tensor, wrong: Tensor, relative: Tensor, rounded: Callable[[], Any]
-    ) -> str:
-        """What the wrong entries look like, where that can be told."""
+    ) -> tuple[EntryPattern, str]:
+        """What the wrong entries look like, and the format that they were rounded to."""
         values = have[wrong]
         if not bool(torch.isfinite(values.abs()).any()):
-            return "not finite"
+            return EntryPattern.NOT_FINITE, ""
         if not bool((values != 0).any()):
-            return "zeros"
+            return EntryPattern.ZEROS, ""
         plain, want, allowed = self.plain[place], self.wide[place], self.allowed[place]
         assert plain is not None
         assert want is not None
@@ -145,29 +162,30 @@ class Truth:
         finite = torch.isfinite(relative)
         off = torch.where(finite, (have - want).abs(), 0.0)
         if not bool(finite.all()) or float(relative.max()) > MOST or not plain.is_floating_point():
-            return ""
+            return EntryPattern.OTHER, ""
         away = float(off.square().mean().sqrt())
         if _is_factor(have - want, want, away):
-            return ""
+            return EntryPattern.OTHER, ""
         for name, other in rounded().items():
             beside = other[place]
             if beside is None or beside.shape != have.shape:
                 continue
             if float((have - beside).square().mean().sqrt()) < ROUNDED * away:
-                return f"rounded: {name}"
+                return EntryPattern.ROUNDED_INPUTS, name
         scale = self.scale[place]
         assert scale is not None
         counts = scale >= scale.mean()  # entries that are made of large enough numbers
         touched = float((off > allowed / 8)[counts].double().mean())
         if touched < SPREAD:
-            return ""
+            return EntryPattern.OTHER, ""
         eps = torch.finfo(plain.dtype).eps
         usual = float(relative[counts].square().mean().sqrt())
         fitting = [n for n, e in COARSE.items() if eps < e / 4 and e / 32 < usual < 4 * e]
         if not fitting:
-            return ""
+            return EntryPattern.OTHER, ""
         # Numbers rounded to a format are off by a quarter of its last place, as a rule.
-        return f"coarse: {min(fitting, key=lambda n: abs(math.log(4 * usual / COARSE[n])))}"
+        nearest = min(fitting, key=lambda n: abs(math.log(4 * usual / COARSE[n])))
+        return EntryPattern.ROUNDED, nearest
 
 
 def _is_factor(error: Tensor, want: Tensor, away: float) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pullback.check.confine import end_group, lead
-from pullback.errors import InternalError
+from pullback.errors import InternalError, type_and_line
 
 START = 120.0  # seconds until a process answers for the first time
 _MAIN = (
@@ -240,6 +240,4 @@ class Talk:
             except KeyboardInterrupt:
                 os._exit(0)
             except BaseException as error:
-                lines = str(error).splitlines()
-                said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-                self.say(raised=said[:300])
+                self.say(raised=type_and_line(error)[:300])

@@ -1,4 +1,4 @@
-"""By what name wrong results are told: what they have in common says how they came about.
+"""The names of wrong results: what they have in common says how they came about.
 
 A result that is wrong is wrong by whatever name. The name follows from where results are right, and
 from what the wrong ones look like; where nothing more is known, it is "wrong-result".
@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.candidates import rules
+from pullback.candidates.comparing import EntryPattern
 from pullback.candidates.rules import JudgeFinding, JudgeRule
 from pullback.candidates.trials import GIVEN, LIKE, ZEROS, Trial
+
+ROUNDED = (EntryPattern.ROUNDED_INPUTS, EntryPattern.ROUNDED)
 
 BY_SHAPE = "it is kept by the shapes of its inputs, or from the first call on"
 
@@ -31,9 +34,9 @@ class Result:
         return bool(self.compared.get("status") == "right")
 
     @property
-    def pattern(self) -> str:
+    def pattern(self) -> EntryPattern:
         """What the wrong entries look like."""
-        return str(self.compared.get("pattern", ""))
+        return EntryPattern(self.compared.get("pattern", ""))
 
     @property
     def digest(self) -> str:
@@ -91,7 +94,7 @@ def _stale(results: Sequence[Result]) -> Result | None:
     for result in results:
         before = seen.get(result.digest)
         is_other = before is not None and before.truth != result.truth
-        if is_other and not result.is_right and not result.pattern:
+        if is_other and not result.is_right and result.pattern is EntryPattern.OTHER:
             return result
         seen.setdefault(result.digest, result)
     return None
@@ -99,21 +102,21 @@ def _stale(results: Sequence[Result]) -> Result | None:
 
 def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result) -> JudgeFinding:
     """The finding by where results are right, and by what the wrong entries look like."""
-    patterns = {result.pattern.partition(":")[0] for result in wrong}
+    patterns = {result.pattern for result in wrong}
     usual = [result for result in wrong if result.trial.values in (LIKE, GIVEN)]
-    rounded = [result for result in usual if result.pattern[:7] in ("rounded", "coarse:")]
+    rounded = [result for result in usual if result.pattern in ROUNDED]
     if rounded and 2 * len(rounded) >= len(usual):
         worst = rounded[0]
-        how, _, name = worst.pattern.partition(": ")
+        name = worst.compared["rounded_to"]
         why = f"the errors are those of {name}, or of an approximation"
-        if how == "rounded":
+        if worst.pattern is EntryPattern.ROUNDED_INPUTS:
             why = f"the errors are those of inputs that were rounded to {name}"
         return finding_of(rules.LOW_PRECISION, worst, why)
     at_given = [result for result in results if result.trial.is_at_given_sizes]
     wrong_there = [result for result in at_given if not result.is_right]
     if at_given and not wrong_there and not any(r.trial.layout for r in wrong if not r.trial.sizes):
         return finding_of(rules.OTHER_SIZES, worst)
-    if patterns <= {"zeros", "not finite"}:
+    if patterns <= {EntryPattern.ZEROS, EntryPattern.NOT_FINITE}:
         return finding_of(rules.LEFT_OUT, worst, "the wrong entries hold nothing")
-    is_gradient = str(worst.compared.get("what", "")).startswith("gradient")
+    is_gradient = worst.compared.get("is_gradient", False)
     return finding_of(rules.WRONG_GRADIENT if is_gradient else rules.WRONG_RESULT, worst)

@@ -13,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from torch import Tensor
 
 from pullback.check.target import Target, target_of
-from pullback.errors import TargetError
+from pullback.errors import TargetError, type_and_line
 
 MOST = 50  # pieces of code that belong to one function
 
@@ -45,10 +45,9 @@ def sendable(thing: Any, what: str) -> Source:
     try:
         return Source(title, "", cloudpickle.dumps(thing))
     except Exception as error:
-        lines = str(error).splitlines() or [""]
         raise TargetError(
             f"the {what} `{title}` must be something that can be sent to another process",
-            got=f"{type(error).__name__}: {lines[0]}",
+            got=type_and_line(error),
             fix='put it into a file, and name it: pb.judge("file.py:F", ...)',
         ) from None
 

@@ -19,7 +19,7 @@ from pullback.capture.fake import NoFakeKernel, SizeNeeded, ValueNeeded, is_fake
 from pullback.capture.names import program_name, program_place
 from pullback.capture.places import is_users, is_users_error, place_of_error, runs_inside
 from pullback.capture.watch import CUSTOM, WatchedCall
-from pullback.errors import CaptureError, PullbackError
+from pullback.errors import CaptureError, PullbackError, type_and_line
 from pullback.function.slots import op_schema, storage_key, transforms_active
 
 _WHERE = "write the choice with `torch.where`, or make it before the call and pass it as a bool"
@@ -100,7 +100,7 @@ def _unknown(program: Any, error: Exception) -> CaptureError:
     return CaptureError(
         f"`{name}` must run on tensors without values",
         at=place_of_error(error) or program_place(program),
-        got=f"{type(error).__name__}: {_first_line(error)}",
+        got=type_and_line(error),
         fix=f"call `{name}` itself on the same examples; if it runs there, {_CUSTOM}",
     )
 
@@ -177,10 +177,6 @@ def _nested_op(error: BaseException) -> Any:
 
 def _op_name(error: Any) -> str:
     return str(error.func).rsplit(".", 1)[0].replace(".", "::", 1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 # ---- what is asked of a program before and while it is captured ----

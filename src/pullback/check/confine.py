@@ -131,7 +131,7 @@ class Fork:
 def _forked(live: Callable[[], Any]) -> int:
     """The number of a fork, which does nothing but live."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: see `refusal_here`
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: see `why_no_autograd`
         pid = os.fork()
     if pid:
         return pid

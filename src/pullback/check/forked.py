@@ -16,13 +16,13 @@ from pullback.check.confine import Fork, end_below
 from pullback.check.isolate import (
     CannotForkError,
     Died,
-    LastWords,
+    LastMessage,
     Seen,
     Watch,
     leave,
     limit_memory,
-    refusal_here,
     said,
+    why_no_autograd,
 )
 from pullback.check.wire import Outbox, PrintedOutput
 from pullback.check.work import Job, Message, seconds_of_rule, work
@@ -51,7 +51,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
         while True:
             busy = work_of_rule(job, seconds)
             message = said(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
-            if isinstance(message, LastWords):
+            if isinstance(message, LastMessage):
                 raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "refused":
                 raise CannotForkError(message.reason)
@@ -79,7 +79,7 @@ def _worker(job: Job, outbox: Outbox, first: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         limit_memory()
         gc.freeze()  # what the parent holds is not looked at by the collections of the rules
-        refusal = refusal_here()
+        refusal = why_no_autograd()
         if refusal:
             outbox.send(Message("refused", reason=refusal))
         else:

@@ -30,7 +30,7 @@ from pullback.check.forked import IDLE, prepare_compiler, work_of_rule
 from pullback.check.isolate import (
     GARBLED,
     Died,
-    LastWords,
+    LastMessage,
     Seen,
     Watch,
     end_of,
@@ -43,6 +43,7 @@ from pullback.check.kernels.tuning import keep_tuned, watch_tuning
 from pullback.check.warm import warm_up
 from pullback.check.wire import GarbledError, Inbox, Outbox, PrintedOutput
 from pullback.check.work import Job, Message, work
+from pullback.errors import first_line, type_and_line
 from pullback.judge import progress
 from pullback.judge.example import tensors_in
 from pullback.judge.progress import Progress
@@ -98,8 +99,7 @@ def packed(job: Job) -> bytes:
     try:
         return sent_by_value(job)
     except Exception as error:
-        lines = str(error).splitlines() or [""]
-        raise CannotSendError(f"{type(error).__name__}: {lines[0]}") from None
+        raise CannotSendError(type_and_line(error)) from None
 
 
 def fresh_messages(
@@ -123,7 +123,7 @@ def fresh_messages(
             idle = max(limit, IDLE[job.profile])
             watch = Watch(worker.process.pid, limit or work_of_rule(job, seconds), idle, seen)
             message = _received(worker, watch)
-            if isinstance(message, LastWords):
+            if isinstance(message, LastMessage):
                 raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "ready":
                 limit = START if is_tuning else 0.0
@@ -175,15 +175,15 @@ def _waiting() -> Worker | None:
     return None
 
 
-def _received(worker: Worker, watch: Watch) -> Message | LastWords:
+def _received(worker: Worker, watch: Watch) -> Message | LastMessage:
     watch.wait(worker.inbox)
     try:
-        message: Message | LastWords = worker.inbox.recv()
+        message: Message | LastMessage = worker.inbox.recv()
     except EOFError:
         let_end(worker.process.pid)
         if has_ended(worker.process.pid):
             end_group(worker.process.pid)
-        raise Died(watch.with_memory(end_of(worker.process.poll()))) from None
+        raise Died(watch.with_memory(f"it {end_of(worker.process.poll())}")) from None
     except GarbledError:
         raise Died(GARBLED) from None
     return message
@@ -269,18 +269,18 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
             leave(error, lambda message: _tell(outbox, message))
 
 
-def _tell(outbox: Outbox, message: Message | LastWords) -> None:
+def _tell(outbox: Outbox, message: Message | LastMessage) -> None:
     """Send a message; where the GPU is lost, what the last rule says means nothing.
 
     Nor does it matter then whose code the error came out of.
     """
-    is_end = isinstance(message, LastWords) or message.kind in ("found", "accepted", "unfit")
+    is_end = isinstance(message, LastMessage) or message.kind in ("found", "accepted", "unfit")
     if is_end and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            reason = f"the GPU was lost to it: {str(error).splitlines()[0]}"
-            outbox.send(LastWords(reason))
+            reason = f"the GPU was lost to it: {first_line(error)}"
+            outbox.send(LastMessage(reason))
             os._exit(81)
     outbox.send(message)
 

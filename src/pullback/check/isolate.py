@@ -19,6 +19,7 @@ import torch
 
 from pullback.check.confine import Fork, end_below
 from pullback.check.wire import GarbledError, Inbox, Outbox, PrintedOutput
+from pullback.errors import first_line
 from pullback.judge.progress import Progress
 from pullback.judge.run import describe
 
@@ -61,7 +62,7 @@ class Died(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
+class LastMessage:
     """The last word of a process that an error has ended; `is_ours`: it is one of the checker's."""
 
     reason: str
@@ -72,7 +73,7 @@ class CannotForkError(Exception):
     """A forked worker cannot run autograd here; the message says why."""
 
 
-def can_fork() -> str:
+def why_no_fork() -> str:
     """Why no worker can be forked here; empty where one can."""
     if not hasattr(os, "fork"):
         return "this system cannot fork a process"
@@ -87,7 +88,7 @@ def said(fork: Fork, watch: Watch) -> Any:
     try:
         return fork.inbox.recv()
     except EOFError:
-        raise Died(watch.with_memory(end_of(fork.end()))) from None
+        raise Died(watch.with_memory(f"it {end_of(fork.end())}")) from None
     except GarbledError:
         raise Died(GARBLED) from None
 
@@ -106,7 +107,7 @@ def answer_of(task: Callable[[], Any], seconds: float = 30.0) -> Any:
         answer = said(fork, Watch(fork.pid, seconds, seconds))
     finally:
         fork.stop()
-    if isinstance(answer, LastWords):
+    if isinstance(answer, LastMessage):
         raise Died(answer.reason, is_ours=answer.is_ours)
     return answer
 
@@ -216,7 +217,7 @@ def memory_of(pid: int) -> int:
         return 0
 
 
-def leave(error: BaseException, tell: Callable[[LastWords], Any]) -> None:
+def leave(error: BaseException, tell: Callable[[LastMessage], Any]) -> None:
     """End a process that an error has come out of, with a last message where one is needed."""
     end_below(os.getpid())
     if isinstance(error, MemoryError):
@@ -224,32 +225,32 @@ def leave(error: BaseException, tell: Callable[[LastWords], Any]) -> None:
     if isinstance(error, SystemExit):
         os._exit(78 if error.code in (0, None) else 79)
     try:
-        tell(last_words(error))
+        tell(last_message(error))
     finally:
         os._exit(80)
 
 
-def last_words(error: BaseException) -> LastWords:
+def last_message(error: BaseException) -> LastMessage:
     """What is said of an unexpected error: whose it is, its type and its text."""
-    is_ours = isinstance(error, Exception) and blamed_file(error).startswith(OURS)
+    is_ours = isinstance(error, Exception) and raising_file(error).startswith(OURS)
     words = describe(error)
-    return LastWords(f"{words}" if is_ours else f"it raised {words}", is_ours)
+    return LastMessage(f"{words}" if is_ours else f"it raised {words}", is_ours)
 
 
-def blamed_file(error: BaseException) -> str:
+def raising_file(error: BaseException) -> str:
     """The file of the code that ran last before PyTorch's: the error is of who wrote that."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
 
 
-def refusal_here() -> str:
+def why_no_autograd() -> str:
     """Why autograd does not run in this fork: its threads stayed behind; else empty."""
     try:
         with torch.enable_grad():
             one = torch.ones((), requires_grad=True)
             torch.autograd.grad(one * 2, one)
     except RuntimeError as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     return ""
 
 
@@ -266,15 +267,15 @@ def limit_memory() -> None:
 
 
 def end_of(code: int | None) -> str:
-    """What became of a process, by its exit code."""
+    """What a process did at its end, by its exit code."""
     if code is None:
-        return "it closed its connection"
+        return "closed its connection"
     if code < 0:
         try:
             name = signal.Signals(-code).name
         except ValueError:
             name = str(-code)
-        return f"it was ended by {name}"
-    words = {77: "it ran out of memory", 78: "it called sys.exit", 79: "it called sys.exit"}
-    words[80] = "it closed a file descriptor that is not its own: the pipe of the checker"
-    return words.get(code, f"it exited with code {code}")
+        return f"was ended by {name}"
+    words = {77: "ran out of memory", 78: "called sys.exit", 79: "called sys.exit"}
+    words[80] = "closed a file descriptor that is not its own: the pipe of the checker"
+    return words.get(code, f"exited with code {code}")

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from pullback.check.isolate import Died, answer_of, can_fork, refusal_here
+from pullback.check.isolate import Died, answer_of, why_no_autograd, why_no_fork
 from pullback.check.subject import Subject
 from pullback.derive.plain import plain_program
 
@@ -99,11 +99,11 @@ def _searched(subject: Subject, seconds: float) -> _Known:
         backward = _backward(subject, seconds)
         return _Known(_reasons(subject, seconds), backward)
 
-    if can_fork():
+    if why_no_fork():
         return search()
     try:
         known: _Known | None = answer_of(
-            lambda: None if refusal_here() else search(), PATIENCE * seconds
+            lambda: None if why_no_autograd() else search(), PATIENCE * seconds
         )
     except Died:
         return _Known({}, "")

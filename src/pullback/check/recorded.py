@@ -232,7 +232,7 @@ class Recording:
                 errors.append(str(error))
                 continue
             where = called_at(self.places.get(name, {}))
-            reports.append(report.with_notes(where) if where else report)
+            reports.append(report.with_notes(f"called {where}") if where else report)
             if on_report is not None:
                 on_report(reports[-1])
         if left:
@@ -266,7 +266,7 @@ class Recording:
         lines = [f"{len(self.calls)} calls of {len(self.targets)} Functions"]
         lines += [f"  {call}" for call in self.calls]
         named = [(name, called_at(places)) for name, places in self.places.items()]
-        lines += [f"  {name}: {where}" for name, where in named if where]
+        lines += [f"  {name}: called {where}" for name, where in named if where]
         lines += [f"  left out, {count} times: {why}" for why, count in self.left_out.items()]
         return "\n".join(lines)
 
@@ -281,13 +281,13 @@ def load_recording(path: str | Path) -> Recording:
 
 
 def called_at(places: Mapping[str, int]) -> str:
-    """In words, where in modules a Function was called; empty where in none."""
+    """In words, the places in modules where a Function was called; empty where there is none."""
     paths = [path for path in places if path]
     if not paths:
         return ""
     shown = ", ".join(f"`{path}`" for path in paths[:SHOWN])
     more = f" and {len(paths) - SHOWN} more places" if len(paths) > SHOWN else ""
-    return f"called at {shown}{more}"
+    return f"at {shown}{more}"
 
 
 # ---- parts ----

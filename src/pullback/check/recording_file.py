@@ -20,7 +20,7 @@ import torch
 
 from pullback.check.recorded_call import RecordedCall, read_call
 from pullback.check.stored import CannotStoreError
-from pullback.errors import RecordingError
+from pullback.errors import RecordingError, type_and_line
 
 SCHEMA = "pullback.recording/2"
 
@@ -83,7 +83,7 @@ def _wrong_with(path: str | Path, error: Exception) -> str:
     """Why a file is no recording; what PyTorch says of a file that is not its own only misleads."""
     if not zipfile.is_zipfile(path):
         return "a file that PyTorch did not write"
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return type_and_line(error)
 
 
 def _write(path: Path, whole: dict[str, Any]) -> None:

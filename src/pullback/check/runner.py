@@ -22,7 +22,7 @@ from pullback.check.forked import messages
 from pullback.check.fresh import CannotSendError, fresh_messages
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
-from pullback.check.isolate import CannotForkError, Died, answer_of, can_fork
+from pullback.check.isolate import CannotForkError, Died, answer_of, why_no_fork
 from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
@@ -35,7 +35,7 @@ from pullback.check.surroundings import require_plain_inputs, usual_modes
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
-from pullback.errors import ExamplesError, InternalError, TargetError
+from pullback.errors import ExamplesError, InternalError, TargetError, type_and_line
 from pullback.judge.example import Example, example_of
 from pullback.judge.run import describe
 
@@ -164,7 +164,7 @@ class _Collected:
 
     def work_elsewhere(self) -> str:
         """The rules in workers; why that cannot be, where it cannot: nothing was done then."""
-        why_not = can_fork()
+        why_not = why_no_fork()
         if not why_not:
             warm_up(self.job.rules, self.job.profile)
             try:
@@ -452,7 +452,7 @@ def _given_by(target: Target, inputs: Callable[[], Any]) -> Any:
     try:
         return call_user(inputs)
     except (Exception, SystemExit) as error:
-        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        got = type_and_line(error)
         raise ExamplesError(rule, at=place_of_error(error), got=got, fix=fix) from error
 
 
@@ -466,7 +466,7 @@ def _death_of(inputs: Callable[[], Any]) -> str:
         with suppress(BaseException):
             inputs()
 
-    if can_fork():
+    if why_no_fork():
         return ""
     try:
         answer_of(trial)

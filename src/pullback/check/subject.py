@@ -63,14 +63,14 @@ class Subject:
         self.profile = profile
         self.beginning = leftovers_of(target)  # before the first call
         self.reference = target.reference()
-        self.judge_of = Judge(self.reference, lambda: self.time_is_up, self.tangents)
+        self._judge = Judge(self.reference, lambda: self.time_is_up, self.tangents)
         self.tried: Counter[str] = Counter()
         self.deadline = float("inf")  # of this process's work, so that the load does not matter
         self.first_run: Run | None = None  # of all, at the example as given
         self.latest = float("inf")  # by the clock, for what waits
         # Variants already tried, by family, and (group, input) pairs that a rule has reported.
         self.trials: dict[str, list[Any]] = {}
-        self.blamed: set[tuple[str, str]] = set()
+        self.reported: set[tuple[str, str]] = set()
 
     def accept(self, intent: Intent) -> None:
         """Take this for what the author means; what was judged without it is judged anew."""
@@ -273,7 +273,7 @@ class Subject:
         """
         self.tried["judged"] += 1
         honest = {n: g for n, g in grads.items() if not self.target.intent.is_surrogate(n)}
-        return self.judge_of.mismatches(called, cotangents, honest, at_once=at_once)
+        return self._judge.mismatches(called, cotangents, honest, at_once=at_once)
 
     @cached_property
     def first_gradients(self) -> dict[str, Tensor | None]:
@@ -311,7 +311,7 @@ class Subject:
         cotangents = self.cotangents(called)
         grads = called.pull(copies_of(cotangents))
         honest = {n: g for n, g in grads.items() if not self.target.intent.is_surrogate(n)}
-        return self.judge_of.unlike_forward(called, cotangents, honest)
+        return self._judge.unlike_forward(called, cotangents, honest)
 
     @cached_property
     def patterns(self) -> dict[str, Pattern]:

@@ -250,7 +250,7 @@ def is_new(subject: Subject, rule: Rule, name: str, *, is_spoiled: bool = False)
     What is wrong at the examples already is none, unless it `is_spoiled`: no longer finite.
     """
     is_known = name in subject.wrong_names and not is_spoiled
-    if is_known or (rule.group, name) in subject.blamed:
+    if is_known or (rule.group, name) in subject.reported:
         return False
-    subject.blamed.add((rule.group, name))
+    subject.reported.add((rule.group, name))
     return True

@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 
 from pullback.check.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
-from pullback.check.isolate import OURS, TORCH, blamed_file
+from pullback.check.isolate import OURS, TORCH, raising_file
 from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
@@ -204,7 +204,7 @@ def _is_of_function(error: BaseException, registered: Registered, target: Target
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     if target.is_op and files and files[-1] == OPS:
         return True
-    last = blamed_file(error)
+    last = raising_file(error)
     own = getattr(getattr(registered.check, "__code__", None), "co_filename", OURS)
     return last != own and not last.startswith((OURS, "<"))
 

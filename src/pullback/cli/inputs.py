@@ -8,7 +8,7 @@ from typing import Any
 
 from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
 from pullback.check.inputs.stated import moved_inside
-from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.isolate import Died, answer_of, why_no_fork
 from pullback.check.naming import OPS, load
 from pullback.check.recorded import Recording, load_recording
 from pullback.check.target import Target
@@ -89,7 +89,7 @@ def _guessed(name: str, target: Target) -> tuple[tuple[Any, ...] | None, str]:
 
     They are tried in another process where that can be: they may kill.
     """
-    if can_fork():
+    if why_no_fork():
         args = guessed(target)
         return args, "" if args is not None else refusal_of(target)
     try:

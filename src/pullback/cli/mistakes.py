@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from pullback.capture.places import is_users
-from pullback.errors import ExamplesError, TargetError
+from pullback.errors import ExamplesError, TargetError, type_and_line
 
 
 def require_call(thing: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -53,7 +53,7 @@ def of_users_code(error: BaseException) -> ExamplesError | None:
     return ExamplesError(
         "the function must run on the examples of its arguments",
         at=place,
-        got=f"{type(error).__name__}: {error}".splitlines()[0],
+        got=type_and_line(error),
         fix="call it on the same examples in Python, and change one or the other",
     )
 

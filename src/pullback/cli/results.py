@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pullback.check.isolate import can_fork
+from pullback.check.isolate import why_no_fork
 from pullback.check.report import Report
 from pullback.check.target import Target
 from pullback.cli.baseline import Checked
@@ -27,7 +27,7 @@ def checked_targets(
 
     Where this process cannot be forked, as when it uses a GPU, one comes after the other.
     """
-    if jobs > 1 and len(found) > 1 and not can_fork():
+    if jobs > 1 and len(found) > 1 and not why_no_fork():
         results: Iterator[Any] = in_processes(lambda n: check(*found[n]), len(found), jobs)
     else:
         results = (check(*one) for one in found)

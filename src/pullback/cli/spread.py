@@ -120,7 +120,7 @@ class _Crew:
         os.close(worker.life)
         self.workers.remove(worker)
         if worker.current is not None:
-            yield worker.current, Lost(end_of(worker.process.exitcode))
+            yield worker.current, Lost(f"it {end_of(worker.process.exitcode)}")
             if self._next.value < self._count:
                 self.workers.append(self._started())
 

@@ -26,7 +26,7 @@ from pullback.cli.identity import identity_of
 from pullback.cli.options import functions_files, targets_of
 from pullback.cli.results import Found
 from pullback.cli.settings import Settings
-from pullback.errors import PullbackError, RecordingError, TargetError
+from pullback.errors import PullbackError, RecordingError, TargetError, first_line
 from pullback.report.outcome import Failure
 
 REQUIRED = (
@@ -97,7 +97,7 @@ def load_library(library: str) -> None:
         raise TargetError(
             f"`{library}` must be a library that PyTorch can load",
             expected="a shared library that was built for this version of PyTorch",
-            got=str(error.__cause__ or error).splitlines()[0],
+            got=first_line(error.__cause__ or error),
         ) from None
 
 

@@ -38,7 +38,7 @@ from pullback.derive.backward import placed_call
 from pullback.derive.call_table import signature_if_known
 from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
-from pullback.errors import CaptureError, ChunkingError, PullbackError
+from pullback.errors import CaptureError, ChunkingError, PullbackError, first_line
 from pullback.function.slots import (
     in_forward_mode,
     new_class,
@@ -234,7 +234,7 @@ def _dims_of(over: Rows) -> dict[int | str, int]:
 def _unrun(name: str, maker: _Maker, error: Exception) -> ChunkingError:
     return ChunkingError(
         f"`{name}` must run on a part of its rows",
-        got=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        got=first_line(error),
         fix=f"name every argument that has the rows in `over`; tried: {maker.names}",
     )
 

@@ -111,6 +111,7 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
     derived = traceable(derived, call)
     derived.composed = "combined"
     derived.is_wrong = staticmethod(lambda: nodes.is_wrong)
+    derived.eager_reasons = staticmethod(lambda: tuple(nodes.reasons))
     derived.explain = staticmethod(explain)
     return derived
 

@@ -37,7 +37,7 @@ from pullback.compose.text import NodeCall, units_function
 from pullback.derive.backward import make_derived
 from pullback.derive.returned import record_of
 from pullback.derive.traced import traceable
-from pullback.errors import CaptureError
+from pullback.errors import CaptureError, first_line
 from pullback.function.isolation import ChangeInPlaceError, TorchState, isolated
 
 
@@ -168,8 +168,7 @@ def flow_of(
             except REFUSALS as error:
                 reasons[group] = reason_text(error)
             except RuntimeError as error:  # the program has run, but its backward does not
-                line = str(error).splitlines()[0]
-                reasons[group] = f"PyTorch cannot differentiate it by itself: {line}"
+                reasons[group] = f"PyTorch cannot differentiate it on its own: {first_line(error)}"
     steps: list[Unit | NodeCall] = []
     for group in ordered:
         if group in nodes:

@@ -61,6 +61,7 @@ def hybrid(
     table = table_of(flows.kinds.environment, flows.entry, flows.run, paths)
     made = composition(program, "hybrid", table.make_call(), name)
     made.is_wrong = staticmethod(flows.is_wrong)
+    made.eager_reasons = staticmethod(flows.eager_reasons)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups
     made.flow, made.specs = flows.first, map_leaves(tensor_spec_of_leaf, examples)
@@ -196,6 +197,11 @@ class _Flows:
     def is_wrong(self) -> bool:
         """Whether code of one of the nodes was seen to compute something else."""
         return any(node.nodes.is_wrong for node in self.first.nodes.values())
+
+    def eager_reasons(self) -> tuple[str, ...]:
+        """Why something of the nodes is not compiled."""
+        nodes = (node.nodes for node in self.first.nodes.values())
+        return tuple(dict.fromkeys(reason for each in nodes for reason in each.reasons))
 
 
 def _count(number: int, thing: str) -> str:

@@ -27,6 +27,9 @@ def as_written(program: Callable[..., Any], reason: str, name: str | None = None
     explained = f"nested: {reason}" if reason else "nested: as written"
     call = composition(program, "nested", lambda *args, **kwargs: program(*args, **kwargs), name)
     call.explain = staticmethod(lambda: explained)
+    call.refusal = reason
+    call.is_wrong = staticmethod(lambda: False)
+    call.eager_reasons = staticmethod(lambda: ())
     return call
 
 

@@ -33,7 +33,7 @@ from pullback.diagnose.repairs import GradientRepair, RepairSearch
 from pullback.diagnose.scope import cotangent_names
 from pullback.diagnose.trials import Trials, UntriedError
 from pullback.diagnose.verifier import Verifier
-from pullback.errors import CaptureError
+from pullback.errors import CaptureError, first_line, type_and_line
 from pullback.function.signature import source_place
 from pullback.function.slots import no_backward, no_vjp
 from pullback.graph.spelling.expressions import ATOM
@@ -115,8 +115,7 @@ class _Case:
         try:
             return step()
         except Exception as error:
-            said = str(error).partition("\n")[0]
-            self.failure = self.failure or f"{type(error).__name__}: {said}"
+            self.failure = self.failure or type_and_line(error)
             return None
 
     def captured(self) -> Capture | None:
@@ -167,7 +166,7 @@ class _Case:
             return "the time was up before everything was tried"
         if refusals and (self.derived is None or self.compared is None):
             lost = "no edit was searched" if found else "other sizes were not tried"
-            return f"it cannot be captured, so {lost}: {str(refusals[0]).partition(chr(10))[0]}"
+            return f"it cannot be captured, so {lost}: {first_line(refusals[0])}"
         if self.compared is None and self.derived is not None and found:
             return "its graph, as it was captured, does not give what its backward gives"
         return ""

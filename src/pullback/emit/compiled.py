@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pullback.errors import BuildError
+from pullback.errors import BuildError, first_line
 from pullback.run import building, toolchain
 from pullback.run.building import Library
 from pullback.run.cache import root
@@ -131,5 +131,5 @@ def _load(file: Path, library: Path, names: Sequence[tuple[str, str]]) -> None:
         raise BuildError(
             f"the library of `{file}` must load",
             at=str(library),
-            got=(str(error).strip().splitlines() or ["no word"])[0],
+            got=first_line(error),
         ) from None

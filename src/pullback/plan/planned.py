@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pullback.compose.nested import callable_of, composition, nest
-from pullback.errors import PlanFileError, PullbackError
+from pullback.errors import PlanFileError, PullbackError, type_and_line
 from pullback.pages import page_of
 from pullback.plan import figure, store, text
 from pullback.plan.build import build_candidate
@@ -121,7 +121,7 @@ def _units(
         raise PlanFileError(
             f"`{getattr(program, '__name__', 'program')}` must run on arguments like those planned",
             at=str(path),
-            got=f"{type(error).__name__}: {error}".splitlines()[0],
+            got=type_and_line(error),
             fix="pb.load_plan(path, program, *examples), or plan again",
         ) from None
 

@@ -47,8 +47,6 @@ HOPELESS = 1.25  # times slower than the best: not measured any further
 EXPLORING = 0.75  # the part of the budget until groups must be measured
 EAGER_SHARE = 0.4  # the part of it for groupings that need no compiler, before anything is compiled
 
-EAGER = "  eager: "  # begins a line of `explain()` on what a backend could not compile
-
 Report = Callable[[int, int, str], None]
 
 
@@ -129,7 +127,7 @@ class PlanSearch:
             return None
         if made.composed == candidate.how:
             return made
-        self._refuse(candidate, made.explain().removeprefix("nested: "))
+        self._refuse(candidate, made.refusal)
         return None
 
     def _has_factors(self, candidate: PlanCandidate, case: SizedProgram) -> bool:
@@ -162,9 +160,8 @@ class PlanSearch:
         if function.is_wrong():
             self._refuse(candidate, "its compiled code computes something else than the program")
             return None
-        for line in function.explain().splitlines():
-            if line.startswith(EAGER):
-                self._note(f"{candidate} runs eagerly in part: {line.removeprefix(EAGER)}")
+        for reason in function.eager_reasons():
+            self._note(f"{candidate} runs eagerly in part: {reason}")
         return task
 
     # ---- which ones to measure ----

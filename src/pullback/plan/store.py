@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pullback.errors import PlanFileError
+from pullback.errors import PlanFileError, type_and_line
 from pullback.plan.choice import weight_of
 from pullback.plan.evidence import PlanEvidence, Sized
 from pullback.plan.measurements import Measurement, PlanCandidate
@@ -111,7 +111,7 @@ def guarded(path: Path, make: Callable[[], Any]) -> Any:
     ) as error:
         if isinstance(error, PlanFileError):
             raise
-        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        first_line = type_and_line(error)
         raise PlanFileError(
             f"`{path}` must be a plan that `save` wrote",
             got=first_line,

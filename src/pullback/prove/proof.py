@@ -19,6 +19,7 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.capture.names import parameter_names
 from pullback.capture.trees import tensor_leaves
 from pullback.derive.plain import plain_program
+from pullback.errors import TargetError
 from pullback.prove.programs import Key, ProgramPair, UnreadableError, View, pair_of_programs
 from pullback.prove.requests import Request, partial_requests, view_for
 from pullback.prove.scalars import Outside
@@ -115,12 +116,13 @@ def proof_of(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
 def _programs(target: Any) -> tuple[str, Callable[..., Any], Callable[..., Any]]:
     """The name, the program with the hand-written backward, and the reference."""
     hand, reference = _pair(target)
-    if not _is_class(hand) and (reference is None or not callable(hand)):
-        raise TypeError(
-            "`prove` takes a Function class, or a pair of a program and its reference, "
-            f"not {target!r}"
-        )
     name = getattr(hand, "__name__", type(hand).__name__)
+    if not _is_class(hand) and (reference is None or not callable(hand)):
+        raise TargetError(
+            "what is proved must be a Function class, or a pair of a program and its reference",
+            got=f"`{name}`",
+            fix="give the plain function of the same values too: `pb.prove((program, plain), ...)`",
+        )
     return name, hand.apply if _is_class(hand) else hand, plain_program(reference or hand)
 
 

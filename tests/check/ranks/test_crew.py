@@ -24,7 +24,7 @@ def inputs(rank):
 
 @pytest.mark.slow
 def test_ranks_can_be_started_afresh(monkeypatch):
-    monkeypatch.setattr(crew, "can_fork", lambda: "this process uses a GPU")
+    monkeypatch.setattr(crew, "why_no_fork", lambda: "this process uses a GPU")
     found = Crew(RankJob(target_of(sound.AllReduceSum), inputs), 2)
     try:
         given = [reply.value for reply in found.ask([Accept()] * 2)]
@@ -37,7 +37,7 @@ def test_ranks_can_be_started_afresh(monkeypatch):
 
 @pytest.mark.slow
 def test_what_cannot_be_sent_is_told(monkeypatch):
-    monkeypatch.setattr(crew, "can_fork", lambda: "this process uses a GPU")
+    monkeypatch.setattr(crew, "why_no_fork", lambda: "this process uses a GPU")
     generator = (x for x in ())
 
     with pytest.raises(pb.PullbackError) as caught:

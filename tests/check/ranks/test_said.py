@@ -38,7 +38,7 @@ def test_end_by_cpp_is_told_not_shown(capsys):
     os.write(said.fileno(), b"own\nterminate called after throwing an instance of 'X'\n")
     os.write(said.fileno(), b"  what():  [enforce fail at a/pair.cc:456] 12 vs 8. Is there more?")
 
-    assert said.last_words() == " (12 vs 8)"
+    assert said.last_message() == " (12 vs 8)"
     said.show()
     said.close()
     assert capsys.readouterr().err == "own\n"

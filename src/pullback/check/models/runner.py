@@ -13,7 +13,7 @@ from typing import Any
 
 from pullback.check.finding import Finding, Severity
 from pullback.check.inside import Inside, grouped_calls
-from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.isolate import Died, answer_of, why_no_fork
 from pullback.check.models.examine import Examined, ModelRequest, examine, restoring
 from pullback.check.models.rules import GROUP, WRONG, model_rules
 from pullback.check.models.savings import derived_saving
@@ -25,7 +25,7 @@ from pullback.check.report import FunctionUse, Report
 from pullback.check.rules import all_rules, selected
 from pullback.errors import ExamplesError
 from pullback.graph.cost import bytes_text
-from pullback.judge.run import ForwardRefusedError
+from pullback.judge.run import ForwardRefusedError, Raised
 
 SECONDS = 120.0  # of work, for the passes through a model
 
@@ -63,13 +63,13 @@ def _examined(asked: ModelRequest, rules: set[str]) -> Examined:
     """The passes, in a worker where that can be; raises `ExamplesError` where forward refuses."""
     name = asked.target.name
 
-    def task() -> Examined | ForwardRefusedError:
+    def task() -> Examined | Raised:
         try:
             return examine(asked, rules)
         except ForwardRefusedError as refusal:
-            return ForwardRefusedError(RuntimeError(str(refusal)))
+            return refusal.raised
 
-    if can_fork():
+    if why_no_fork():
         found = task()
     else:
         try:
@@ -80,11 +80,11 @@ def _examined(asked: ModelRequest, rules: set[str]) -> Examined:
                 got=death.how,
                 fix="give smaller inputs, or a smaller model",
             ) from None
-    if isinstance(found, ForwardRefusedError):
+    if isinstance(found, Raised):
         raise ExamplesError(
             f"`{name}` must accept the inputs it is checked with",
             at=asked.examples[0].words(asked.target.names_of(len(asked.examples[0].args))),
-            got=str(found).partition(": ")[2] or str(found),
+            got=str(found),
             fix="give inputs for which forward runs",
         )
     return found
@@ -211,4 +211,4 @@ def _joined(
 
 
 def _located(finding: Finding, where: str) -> Finding:
-    return replace(finding, facts={**finding.facts, "called": where.removeprefix("called ")})
+    return replace(finding, facts={**finding.facts, "called": where})

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.isolate import Died, answer_of, why_no_fork
 from pullback.compose.modules import combine_module, module_nodes
 from pullback.derive.backward import derive_function
 from pullback.derive.plain import forward_of
@@ -93,7 +93,7 @@ def _answer(compare: Callable[[], Saving | None]) -> Saving | None:
         except (PullbackError, RuntimeError, TypeError, ValueError):
             return None
 
-    if can_fork():
+    if why_no_fork():
         return None
     try:
         found: Saving | None = answer_of(task, SECONDS)

@@ -28,13 +28,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from pullback.check.isolate import can_fork, end_of
+from pullback.check.isolate import end_of, why_no_fork
 from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.said import RankErrors
 from pullback.check.ranks.stuck import StuckWatch
 from pullback.check.ranks.worker import HOST, Meeting, live, store_at
+from pullback.errors import first_line
 
 GLANCE = 0.05  # seconds between two looks
 LONGEST = 120.0  # seconds of one command
@@ -112,7 +113,7 @@ class Crew:
         self._lives: list[int] = []  # the ranks end when these are closed, see `confine.lead`
         try:
             # To ask for a GPU is enough that no fork of this process can use it.
-            must_start = can_fork() or dist.is_initialized() or torch.cuda.is_available()
+            must_start = why_no_fork() or dist.is_initialized() or torch.cuda.is_available()
             if must_start or not self._forked(job):
                 self._started(job)
         except BaseException:
@@ -174,8 +175,8 @@ class Crew:
         try:
             sent: bytes = cloudpickle.dumps(job)
         except Exception as error:
-            reason = (str(error).splitlines() or [""])[0]
-            raise CannotStartError(f"it cannot be sent to other processes: {reason}") from None
+            reason = f"it cannot be sent to other processes: {first_line(error)}"
+            raise CannotStartError(reason) from None
         source = str(Path(__file__).resolve().parents[3])
         found = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._pipes = []
@@ -265,7 +266,7 @@ class Crew:
                     with contextlib.suppress(EOFError, OSError):
                         replies[rank] = pickle.loads(pipe.recv_bytes())
             ended = [r for r in left if r not in replies and not self._is_alive(r)]
-            if ended and not self._last_words(replies):
+            if ended and not self._last_message(replies):
                 raise RanksLost(self._standings(replies))
             if look.is_stuck([r for r in range(self.size) if r not in replies], replies):
                 raise RanksLost(self._standings(replies))
@@ -280,7 +281,7 @@ class Crew:
     def _is_alive(self, rank: int) -> bool:
         return bool(self._processes[rank].is_alive())
 
-    def _last_words(self, replies: dict[int, Reply]) -> bool:
+    def _last_message(self, replies: dict[int, Reply]) -> bool:
         """Take what has been said meanwhile; whether all have answered after all."""
         time.sleep(0.2)
         for rank, pipe in enumerate(self._pipes):
@@ -309,11 +310,11 @@ class Crew:
             return Standing(rank, RankEnd.ANSWERED, words, kind, unwaited=unwaited)
         if not self._is_alive(rank):
             code = self._processes[rank].exitcode
-            how = end_of(code).removeprefix("it ")
+            how = end_of(code)
             inside = f", in {seen.text}" if seen.state is RankState.WAITS else after
             is_aborted = code == -signal.SIGABRT
             if is_aborted:
-                how += self._said[rank].last_words()
+                how += self._said[rank].last_message()
             return Standing(rank, RankEnd.ENDED, f"{how}{inside}", seen.kind, is_aborted)
         if seen.state is RankState.WAITS:
             return Standing(rank, RankEnd.WAITS, f"waited in {seen.text}", seen.kind)

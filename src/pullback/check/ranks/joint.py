@@ -85,7 +85,7 @@ class Joint:
         self.is_shared = is_shared  # with the caller, whose processes must not be put at risk
         self.reference = reference
         self.tried = {"runs": 0}
-        self.blamed: set[str] = set()  # what a rule has found, for those that come later
+        self.reported: set[str] = set()  # what a rule has found, for those that come later
         self._ask = ask
         self._known: dict[Any, Any] = {}
 

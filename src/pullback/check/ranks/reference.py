@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.isolate import Died, answer_of, why_no_fork
 from pullback.check.ranks.blocks import block_of
 from pullback.check.ranks.commands import Pulled, Values
 from pullback.check.ranks.consistency import held
@@ -102,7 +102,7 @@ def _apart(task: Callable[[], Any]) -> Any:
             return pickle.dumps((False, str(describe(error))))
 
     try:
-        is_right, found = pickle.loads(guarded() if can_fork() else answer_of(guarded))
+        is_right, found = pickle.loads(guarded() if why_no_fork() else answer_of(guarded))
     except Died as death:
         raise ReferenceFailed(death.how) from None
     if not is_right:

@@ -37,7 +37,7 @@ class RankErrors:
         self._file.seek(0)
         return self._file.read().decode(errors="replace")
 
-    def last_words(self) -> str:
+    def last_message(self) -> str:
         """Why C++ has ended the rank, where it says so."""
         _, _, reason = self._new().partition(REASON)
         words = " ".join(SOURCE.sub("", reason).split())

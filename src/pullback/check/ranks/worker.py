@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pullback.check.confine import lead, print_into
-from pullback.check.isolate import limit_memory, refusal_here
+from pullback.check.isolate import limit_memory, why_no_autograd
 from pullback.check.ranks.collectives import Slot, install
 from pullback.check.ranks.commands import Reply
 from pullback.check.ranks.rank import Rank, RankJob
@@ -72,7 +72,7 @@ def live(
         if number != rank:
             theirs.close()
             os.close(life)
-    refusal = refusal_here()
+    refusal = why_no_autograd()
     if refusal:
         _tell(pipes[rank][1], Reply(None, Raised("RuntimeError", refusal), "fork"))
         os._exit(0)

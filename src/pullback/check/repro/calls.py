@@ -49,7 +49,7 @@ def changed_by_forward(context: ReproContext, *, is_needless: bool = False) -> R
     if not isinstance(context.about.thing, Input):
         return ""
     name = context.code_of(context.about.thing)
-    passed = [arg.removesuffix(".clone()") for arg in context.arguments.split(", ")]
+    passed = [arg.removesuffix(".clone()") for arg in context.arguments]
     passed = ["given" if arg == name else arg for arg in passed]
     own = f"{context.output(0)}.grad_fn"
     marked = f"given.grad_fn is not None and given.grad_fn is {own}"
@@ -60,7 +60,7 @@ def changed_by_forward(context: ReproContext, *, is_needless: bool = False) -> R
         context.settings(),
         f"given = {name}.clone()",
         "before = given.detach().clone()",
-        context.done(arguments=", ".join(passed)),
+        context.done(arguments=passed),
         f'assert {test}, f"{{before=}}, after: {{given}}"',
     )
     return Repro(text, of_change("given"))

@@ -88,14 +88,14 @@ class ReproContext:
     # ---- arguments ----
 
     @property
-    def arguments(self) -> str:
-        """The arguments of the call, as code; clones where forward writes into them."""
+    def arguments(self) -> list[str]:
+        """Each argument of the call, as code; clones where forward writes into them."""
         clone = ".clone()" if self.subject.writes_inputs else ""
         args = self.example.args
         first = [next(j for j in range(i + 1) if args[j] is args[i]) for i in range(len(args))]
         names = [self.names[j if isinstance(args[j], Tensor) else i] for i, j in enumerate(first)]
         pairs = zip(names, args, strict=True)
-        return ", ".join(f"{name}{clone}" if can_differ(arg) else name for name, arg in pairs)
+        return [f"{name}{clone}" if can_differ(arg) else name for name, arg in pairs]
 
     def settings(self, *, leaves: bool = True) -> list[str]:
         """The lines that make the arguments."""
@@ -142,10 +142,11 @@ class ReproContext:
         """The expression of the outputs in use: one, or a list."""
         return out if self.is_one else f"[{', '.join(self.output(i, out) for i in self.used)}]"
 
-    def done(self, out: str = "out", arguments: str = "") -> list[str]:
+    def done(self, out: str = "out", arguments: list[str] | None = None) -> list[str]:
         """The lines that call."""
+        given = self.arguments if arguments is None else arguments
         seed = ["torch.manual_seed(0)"] if self.is_random else []
-        return [*seed, f"{out} = {self.call}({arguments or self.arguments})"]
+        return [*seed, f"{out} = {self.call}({', '.join(given)})"]
 
     # ---- cotangents ----
 
@@ -248,10 +249,10 @@ def _product(output: str, cotangent: str, value: Tensor) -> str:
 # ---- where a context comes from ----
 
 
-def scenes(
+def contexts(
     subject: Subject, finding: Finding, example: Example, call: str
 ) -> Iterator[ReproContext]:
-    """The scenes that show a finding: with short numbers where values do not matter, then as is."""
+    """What shows a finding: with short numbers where values do not matter, then as it is."""
     others: list[ReproContext] = []
     for variant, codes in _spellable(example, is_free=finding.rule.group != "domain"):
         found = _scene(subject, finding, variant, call, codes)

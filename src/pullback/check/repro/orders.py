@@ -72,11 +72,11 @@ def weights_of(context: ReproContext, draw: int = 500) -> list[str]:
 
 def push_lines(context: ReproContext, name: str) -> list[str]:
     """The lines that define `push`: the tangent of the first output, by that of one input."""
-    dual = context.arguments.split(", ")
-    dual = ["forward_ad.make_dual(" + arg + ", t)" if arg == name else arg for arg in dual]
+    given = context.arguments
+    dual = ["forward_ad.make_dual(" + arg + ", t)" if arg == name else arg for arg in given]
     body = [
         "with forward_ad.dual_level():",
-        *indented(context.done(arguments=", ".join(dual))),
+        *indented(context.done(arguments=dual)),
         f"    found = forward_ad.unpack_dual({context.output(0)}).tangent",
         f"    return torch.zeros_like({context.output(0)}) if found is None else found.clone()",
     ]

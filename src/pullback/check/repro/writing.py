@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pullback.check.finding import Finding
 from pullback.check.registered import KNOWN
-from pullback.check.repro.context import Form, Repro, ReproContext, scenes
+from pullback.check.repro.context import Form, Repro, ReproContext, contexts
 from pullback.check.repro.gradients import against_slope, along, as_told, of_number
 from pullback.check.repro.modes import frozen, raises
 from pullback.check.repro.naming import with_names
@@ -61,7 +61,7 @@ def forms_of(finding: Finding) -> Sequence[Form]:
 def _first(subject: Subject, finding: Finding, example: Example | None) -> Finding:
     head, call = imported(subject.target)
     where = subject.small_given if example is None else example
-    for context in scenes(subject, finding, where, call):
+    for context in contexts(subject, finding, where, call):
         for form in forms_of(finding):
             program = _written(form, context)
             if not program.text:

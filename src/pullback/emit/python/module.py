@@ -26,7 +26,7 @@ from pullback.emit.python.own_text import own_text
 from pullback.emit.python.self_test import SelfTest
 from pullback.emit.python.self_test_choice import chosen_self_test, fault_of
 from pullback.emit.subject import EmitSubject
-from pullback.errors import CaptureError
+from pullback.errors import CaptureError, first_line
 from pullback.graph.copies import graph_returning
 from pullback.graph.text import Text, graph_text
 from pullback.graph.text_lines import wrapped_call
@@ -82,7 +82,7 @@ def _difference(comparison: Comparison, pieces: Pieces, text: str) -> TextDiffer
     found = comparison.difference(comparison.of_function(function, pieces.held))
     fault = fault_of(space)
     if found is None and isinstance(fault, AssertionError):
-        return TextDifference("the self-test", "its inputs", "no error", str(fault).splitlines()[0])
+        return TextDifference("the self-test", "its inputs", "no error", first_line(fault))
     return found
 
 

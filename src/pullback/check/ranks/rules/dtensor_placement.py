@@ -36,7 +36,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     every = [reply.value.locals for reply in joint.first]
     for parts in zip(*every, strict=False):
         if not is_one_value([part.value for part in parts]):
-            joint.blamed.add("placement")
+            joint.reported.add("placement")
             yield joint.finding(
                 RULE,
                 at=parts[0].what,

@@ -60,7 +60,7 @@ def _outputs(joint: Joint) -> Iterator[Finding | Skip]:
     for rank in range(joint.size):
         for number, (mine, theirs) in enumerate(zip(have[rank], want[rank], strict=True)):
             if not _is_near(joint, mine, theirs):
-                joint.blamed.add("reference")
+                joint.reported.add("reference")
                 yield joint.finding(
                     RULE,
                     at=At(Output(number), rest=f" on rank {rank}"),
@@ -78,7 +78,7 @@ def _declared_key(joint: Joint) -> frozenset[int]:
 
 
 def _gradients(joint: Joint) -> Iterator[Finding | Skip]:
-    if "reference" in joint.blamed or joint.blamed & set(joint.names):
+    if "reference" in joint.reported or joint.reported & set(joint.names):
         return
     for assignment in consistent(joint):
         key = replicated_of(joint, assignment)

@@ -44,7 +44,7 @@ def _faults(joint: Joint) -> Iterator[tuple[RankFault, Finding]]:
         ((judged, _diagnoses(joint, judged)) for judged in possible), key=lambda two: _rank(*two)
     )
     for rows, diagnosis in told:
-        joint.blamed.add(rows.name)
+        joint.reported.add(rows.name)
         yield diagnosis.fault, _finding(joint, best, rows, diagnosis, len(every))
 
 

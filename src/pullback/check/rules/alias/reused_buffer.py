@@ -104,7 +104,7 @@ def _finding(
 def _kept(context: ReproContext) -> Repro:
     """What a call gave must be the same after the next call."""
     other = [f"{name}.detach() * 0.5" if name in context.floats else name for name in context.names]
-    again = context.done(out="other", arguments=", ".join(other[: len(context.example.args)]))
+    again = context.done(out="other", arguments=other[: len(context.example.args)])
     kept = f"[{context.code_of(context.about.thing)}]"
     if isinstance(context.about.thing, Gradient):
         kept = context.pull()

@@ -159,7 +159,7 @@ def _second_forward(context: ReproContext) -> str:
     floats = ", ".join(context.floats)
     outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
     body = [
-        f"out = {context.call}({context.arguments})",
+        f"out = {context.call}({', '.join(context.arguments)})",
         f"seen.append([t.detach().clone() for t in [{outputs}]])",
         "return out",
     ]

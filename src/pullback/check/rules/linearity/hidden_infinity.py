@@ -42,7 +42,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.target.intent.has_surrogate:
         yield Skip(RULE, "the gradients are declared to be others than forward's")
         return
-    if any(group == RULE.group for group, _ in subject.blamed):
+    if any(group == RULE.group for group, _ in subject.reported):
         return  # not linear at ordinary cotangents: said before
     for label, value in VALUES.items():
         run = subject.run()

@@ -61,7 +61,7 @@ def nonlinear_backward(subject: Subject) -> Iterator[Finding | Skip]:
             if _is_combined(got, one, two, COARSER if name in subject.wrong_names else COARSE):
                 continue
             done.add(name)
-            subject.blamed.add((NONLINEAR_BACKWARD.group, name))
+            subject.reported.add((NONLINEAR_BACKWARD.group, name))
             index, have, want = worst_of(got, 2 * one - 3 * two)
             yield subject.finding(
                 NONLINEAR_BACKWARD,
@@ -135,7 +135,7 @@ def zero_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
             continue
         if own_argument(subject, subject.base, name, times=0.0):
             continue  # an argument says what is added to the gradient
-        subject.blamed.add((ZERO_COTANGENT.group, name))
+        subject.reported.add((ZERO_COTANGENT.group, name))
         yield subject.finding(
             ZERO_COTANGENT,
             example=subject.base,
@@ -181,7 +181,7 @@ class Size:
 def scaled_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient does not keep up with the cotangent."""
     usual = subject.pull()
-    done = {name for group, name in subject.blamed if group == SCALED_COTANGENT.group}
+    done = {name for group, name in subject.reported if group == SCALED_COTANGENT.group}
     done |= {name for name in usual if subject.target.intent.is_surrogate(name)}
     for size in _sizes(subject, subject.run()):
         run = subject.run()

@@ -58,7 +58,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     single = in_dtype(subject.small, torch.float32)
     if single is None or dtype_of(subject.small) != torch.float64:
         return
-    done = {name for group, name in subject.blamed if group == RULE.group}
+    done = {name for group, name in subject.reported if group == RULE.group}
     done |= {name for name in subject.names if subject.target.intent.is_surrogate(name)}
     for end in End:
         try:

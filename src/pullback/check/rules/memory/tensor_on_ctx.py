@@ -71,7 +71,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     after = _attributes(node)
     found = [name for name in before if held[name] or any(map(can_differ, after.get(name, ())))]
     for name in before:
-        subject.blamed.add((RULE.group, f"ctx.{name}"))
+        subject.reported.add((RULE.group, f"ctx.{name}"))
     for name in found[:1]:
         size = sum(t.numel() * t.element_size() for t in before[name])
         got = f"{size} bytes that stay after backward, while the output lives"

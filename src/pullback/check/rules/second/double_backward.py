@@ -91,7 +91,7 @@ def _defects(rule: Rule, subject: Subject, *, is_cut: bool) -> Iterator[Defect |
         yield outcome.skipped(rule)
     for defect in outcome.defects:
         if defect.is_cut == is_cut:
-            subject.blamed.add((rule.group, defect.name))
+            subject.reported.add((rule.group, defect.name))
             yield defect
 
 

@@ -110,7 +110,7 @@ def _summed(context: ReproContext) -> str:
     if not isinstance(thing, Both):
         return ""
     one = context.code_of(Input(thing.one))
-    apart = context.arguments.split(", ")
+    apart = context.arguments
     places = [i for i, arg in enumerate(apart) if arg == one]
     if len(places) != 2:
         return ""
@@ -122,7 +122,7 @@ def _summed(context: ReproContext) -> str:
         context.done(),
         f"(got,) = torch.autograd.grad({out}, [{one}], g, materialize_grads=True)",
         f"copy = {one}.detach().clone().requires_grad_()",
-        context.done(arguments=", ".join(apart)),
+        context.done(arguments=apart),
         f"parts = torch.autograd.grad({out}, [{one}, copy], g, materialize_grads=True)",
         "expected = parts[0] + parts[1]",
         COMPARED.strip(),

@@ -174,7 +174,7 @@ def _after_other(context: ReproContext) -> str:
     base = context.subject.base.map(rounded, "")
     earlier = context_at(context, base.need(context.example.needs))
     lines = [f"earlier_{line}" for line in earlier.settings()]
-    names = ", ".join(f"earlier_{name}" for name in context.names[: len(earlier.example.args)])
+    names = [f"earlier_{name}" for name in context.names[: len(earlier.example.args)]]
     return text_of(lines, earlier.done("earlier", names), "", shown.text)
 
 

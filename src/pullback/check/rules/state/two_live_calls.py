@@ -149,10 +149,10 @@ def _with_other(context: ReproContext, example: Example) -> str:
     other = context_at(context, example)
     names = [f"other_{name}" for name in context.names]
     lines = [f"other_{line}" for line in other.settings()]
-    arguments = ", ".join(
+    arguments = [
         f"{name}.clone()" if context.subject.writes_inputs and can_differ(arg) else name
         for name, arg in zip(names, example.args, strict=False)
-    )
+    ]
     return text_of(
         context.settings(),
         lines,
