@@ -12,12 +12,18 @@ import sys
 import time
 
 import pullback as pb
-from benchmarks.faults.ranks import frameworks, layers, meshes, planted, sound
+from benchmarks.faults.ranks import branches, frameworks, layers, meshes, planted, sound
 from benchmarks.faults.ranks.case import RankCase
 
 GROUPS = {
-    "sound": [*sound.CASES, *frameworks.SOUND, *layers.SOUND, *meshes.SOUND],
-    "planted": [*planted.CASES, *frameworks.PLANTED, *layers.PLANTED, *meshes.PLANTED],
+    "sound": [*sound.CASES, *frameworks.SOUND, *layers.SOUND, *meshes.SOUND, *branches.SOUND],
+    "planted": [
+        *planted.CASES,
+        *frameworks.PLANTED,
+        *layers.PLANTED,
+        *meshes.PLANTED,
+        *branches.PLANTED,
+    ],
 }
 
 

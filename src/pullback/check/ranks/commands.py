@@ -86,7 +86,8 @@ class PullCommand:
     """Forward and backward.
 
     With `seconds`, the cotangents of the gradients by position, backward is differentiated as well.
-    With `between`, forward is called once more, with other values, before backward.
+    With `between`, forward is called once more, with other values, before backward. `needs` are the
+    positions that need a gradient, where these are fewer than usual.
     """
 
     point: RankPoint
@@ -95,6 +96,7 @@ class PullCommand:
     delay: float = 0.0
     seconds: Mapping[int, Tensor] | None = None
     between: RankPoint | None = None
+    needs: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from pullback.check.ranks.commands import (
     Wrap,
 )
 from pullback.check.ranks.given import group_made, rank_inputs, sent_argument
+from pullback.check.ranks.said import LOGGED
 from pullback.check.ranks.spread import (
     laid_cotangent,
     put_like,
@@ -92,6 +93,7 @@ class Rank:
         except Refused as refusal:
             place = _place_of(refusal.error)
             raised = describe(refusal.error)
+            raised = replace(raised, text=LOGGED.sub("", raised.text))
             return Reply(None, raised, refusal.phase, place, watched.log())
         except Exception as error:  # of ours, and not of the function's
             return Reply(None, describe(error), CHECK, "", watched.log())
@@ -163,13 +165,15 @@ class Rank:
                         moved = start + step * move.directions[number]
                         old = example.args[move.position]
                         at = example.put(move.position, put_like(old, moved), example.label)
-                    watched.steps.clear()
+                    watched.forget()
                     rows.append(self._outputs(at))
             found.append(tuple(_stacked([row[i] for row in rows]) for i in range(len(rows[0]))))
         return found
 
     def _pulled(self, command: PullCommand, watched: WatchedCollectives) -> Pulled:
         example = self._at(command.point)
+        if command.needs is not None:
+            example = replace(example, needs=command.needs)
         memory = Memory()
         args, result = self._run(example, memory)
         if command.between is not None:

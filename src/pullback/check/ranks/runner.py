@@ -17,7 +17,7 @@ from pullback.check.ranks.crew import CannotStartError, Crew, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.given import RankTuples
 from pullback.check.ranks.joint import Joint, Unsettled
-from pullback.check.ranks.placements import Declared, declared_of
+from pullback.check.ranks.placements import Assignment, Declared, declared_of
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
@@ -260,6 +260,7 @@ def _consistent(joint: Joint) -> list[str]:
     except Exception:  # told by the rules
         return []
     notes = [] if sent or joint.is_global else [NOTHING_SENT]
+    notes += [] if joint.is_global else _hints(joint, found)
     if found and joint.declared.is_empty:
         words = "; or ".join(f"({assignment})" for assignment in found[:4])
         more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
@@ -267,6 +268,18 @@ def _consistent(joint: Joint) -> list[str]:
     elif found:
         notes.append(f"right under the placements ({found[0]})")
     return notes
+
+
+def _hints(joint: Joint, found: Sequence[Assignment]) -> list[str]:
+    """Inputs that may be one value, and whose gradients are not those of one."""
+    names = [joint.names[p] for p in joint.meant if joint.is_same(p)]
+    open_ones = [name for name in names if joint.declared.of_input(name) is None]
+    return [
+        f"`{name}` was given the same on all ranks, and its gradient is not that of one value: "
+        f"declare placements={{{name!r}: 'replicate'}} if it is one"
+        for name in open_ones
+        if found and not any(assignment.of(name).is_replicated for assignment in found)
+    ]
 
 
 def _told_apart(placed: Sequence[Sequence[str]]) -> list[str]:
