@@ -119,6 +119,7 @@ Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap
 class Argument:
     """One argument of a rank: its value where it can have a gradient, else only words.
 
+    `plain` is any other value, where `is_told` says that it can be sent.
     `is_global` says of a DTensor that `value` is the whole of it. `ranks` are those of a group,
     `numbers` the whole numbers in it, which may be sizes.
     """
@@ -128,6 +129,7 @@ class Argument:
     is_needed: bool = False
     is_global: bool = False
     plain: Any = None
+    is_told: bool = True
     ranks: tuple[int, ...] = ()
     numbers: frozenset[int] = frozenset()
 
