@@ -109,7 +109,16 @@ class Wrap:
     parameters: tuple[int, ...]
 
 
-Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Run a program in which the function has a name, with random numbers from a seed."""
+
+    text: str
+    name: str
+    seed: int
+
+
+Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap | Program
 
 
 # ---- what is answered ----
@@ -132,6 +141,15 @@ class Argument:
     is_told: bool = True
     ranks: tuple[int, ...] = ()
     numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a program made: the numbers that it compares, and whether it failed by its assertion."""
+
+    has_failed: bool
+    expected: float
+    got: float
 
 
 @dataclass(frozen=True, slots=True)

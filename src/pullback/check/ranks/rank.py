@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pullback.capture.places import is_users
@@ -26,8 +27,10 @@ from pullback.check.ranks.commands import (
     Forward,
     GivenByRank,
     MeasureCommand,
+    Program,
     PullCommand,
     Pulled,
+    Ran,
     RankPoint,
     Reply,
     Sweep,
@@ -112,6 +115,8 @@ class Rank:
             return self._swept(command, watched)
         if isinstance(command, Wrap):
             return self._wrapped(command)
+        if isinstance(command, Program):
+            return self._ran(command)
         return self._pulled(command, watched)
 
     # ---- arguments ----
@@ -228,6 +233,22 @@ class Rank:
 
     def _is_given_away(self, position: int) -> bool:
         return self._through_clone or self.job.target.intent.is_donated(self._names[position])
+
+    def _ran(self, command: Program) -> Ran:
+        target = self.job.target
+        thing = target.function if target.is_function else target.thing
+        space: dict[str, Any] = {"torch": torch, "dist": dist, "rank": self.number}
+        if not command.name.startswith("torch."):
+            space[command.name] = thing
+        has_failed = False
+        with raising("program"), seeded(command.seed):
+            try:
+                exec(compile(command.text, "<repro>", "exec"), space)
+            except AssertionError:
+                if "is_right" not in space:  # it is the function's
+                    raise
+                has_failed = True
+        return Ran(has_failed, float(space["expected"]), float(space["got"]))
 
     def _wrapped(self, command: Wrap) -> Pulled:
         example = self._at(command.point)
