@@ -440,7 +440,7 @@ class SendNotAwaited(sound.RingShift):
         return got, None
 
 
-CASES.add(ReadTooEarly, X, rule="arrival-order")
+CASES.add(ReadTooEarly, X, rule="unwaited-handle")
 CASES.add(FromAnyRank, X, rule=("arrival-order", "wrong-across-ranks"), least=3)
 CASES.add(SumNotAwaited, X, reference=lambda x: sum(x), rule="unwaited-handle")
 CASES.add(SendNotAwaited, inputs(shard(4, 3), 1), **RING, rule="unwaited-handle")

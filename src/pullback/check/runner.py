@@ -27,6 +27,7 @@ from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
 from pullback.check.proving import proved_of
+from pullback.check.ranks.given import takes_rank
 from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Proved, Report
 from pullback.check.rules import Registered, selected
@@ -35,7 +36,13 @@ from pullback.check.surroundings import require_plain_inputs, usual_modes
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
-from pullback.errors import ExamplesError, InternalError, TargetError, type_and_line
+from pullback.errors import (
+    DeclarationError,
+    ExamplesError,
+    InternalError,
+    TargetError,
+    type_and_line,
+)
 from pullback.judge.example import Example, example_of
 from pullback.judge.run import describe
 
@@ -43,6 +50,10 @@ Progress = Callable[[str, int, int], None]
 
 # Workers that may be lost before the rest is given up: a hang counts whole, a crash a quarter.
 ENOUGH = 1.0
+
+NO_GROUP = "process group has not been initialized"  # of PyTorch, to a collective without ranks
+NEEDS_RANKS = "give `ranks=2`, on the command line `--ranks 2`: it is a function of several ranks"
+FORWARD_RUNS = "give inputs for which forward runs"
 
 HERE = "the rules ran in this process, which a crash or a hang would have ended"
 
@@ -71,6 +82,12 @@ def check(
     are tried, by so many processes, and `inputs` may be a function of the rank.
     """
     known = with_options(target_of(target), declares, reference)
+    if placements is not None and ranks is None:
+        raise DeclarationError(
+            "`placements` must come with `ranks`: they say what the values of ranks are",
+            got=repr(placements),
+            fix=f"pb.check({known.name}, inputs, ranks=2, placements=...)",
+        )
     if ranks is not None:
         return check_ranks(
             known,
@@ -284,7 +301,7 @@ class _Collected:
                 f"`{self.job.target.name}` must accept the inputs it is checked with",
                 at=message.where,
                 got=message.reason,
-                fix="give inputs for which forward runs",
+                fix=NEEDS_RANKS if NO_GROUP in message.reason else FORWARD_RUNS,
             )
         if message.kind == "begin":
             self.current = message.rule
@@ -444,6 +461,8 @@ def _given_by(target: Target, inputs: Callable[[], Any]) -> Any:
     """What a function of the user's gives, or `ExamplesError` with what it raises."""
     rule = f"the examples of `{target.name}` must be made without an error"
     fix = f"call `{getattr(inputs, '__qualname__', 'it')}()` in Python"
+    if takes_rank(inputs):
+        fix += ", or give `ranks=2` (`--ranks 2`): a check across ranks gives it the rank"
     death = _death_of(inputs)
     if death:
         raise ExamplesError(

@@ -171,6 +171,8 @@ def command(
         raise click.UsageError(
             "Name a TARGET, a recording with --inputs, --changed, or `targets` in the settings."
         )
+    if placements and ranks is None:
+        raise click.UsageError("--placement says what the values of ranks are: give --ranks too.")
     review = Review.begun(settings, is_writing=write_baseline)
     asked = Asked(targets, expressions, recording, libraries, ranks, changed, shard)
     results = _prepared(asked, settings)

@@ -1,5 +1,7 @@
 """Placements with which gradients are right, where none are declared."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +9,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import pullback as pb
-from benchmarks.faults.ranks import layers, meshes
+from benchmarks.faults.ranks import branches, layers, meshes, planted
 
 CASES = {case.name: case for case in layers.CASES}
 
@@ -203,3 +205,51 @@ def test_examples_that_are_right_under_other_placements_are_noted_each():
         "example 1: consistent with placements (x: shard, out: shard)",
         "example 2: consistent with placements (x: shard, out: replicate)",
     )
+
+
+def test_missing_sum_of_what_may_be_one_value_is_noted():
+    case = next(case for case in planted.CASES if case.name == "ColumnWithoutSum")
+
+    report = pb.check(case.target, case.inputs, ranks=2, profile="quick")
+
+    assert report.ok
+    assert report.notes[1] == (
+        "`x` was given the same on all ranks, and its gradient is not that of one value: declare "
+        "placements={'x': 'replicate'} if it is one"
+    )
+
+
+BRANCHES = {case.name: case for case in branches.CASES}
+
+
+def test_collective_that_only_another_inputs_gradient_asks_for_is_found():
+    case = BRANCHES["FrozenLeavesOut"]
+
+    report = pb.check(
+        case.target,
+        case.inputs,
+        ranks=2,
+        placements=dict(case.placements),
+        select=("frozen-across-ranks",),
+    )
+
+    (finding,) = report.findings
+    assert finding.at == "gradient of `x` on rank 0, where no other input needs one"
+
+
+@pytest.mark.parametrize("name", ["SequenceColumnEarly", "SentAndOverwritten"])
+def test_tensor_that_is_used_before_its_collective_is_through_is_found(name):
+    case = BRANCHES[name]
+
+    report = pb.check(case.target, case.inputs, ranks=2, profile="quick")
+
+    (finding,) = report.findings
+    assert finding.rule.name == "unwaited-handle"
+    assert re.fullmatch(r"`\w+` (reads|writes) its memory at .*:\d+, before that", finding.got)
+
+
+@pytest.mark.parametrize("name", ["HalvesOfRing", "WaitsInBackward"])
+def test_work_beside_a_collective_is_no_fault(name):
+    case = BRANCHES[name]
+
+    assert pb.check(case.target, case.inputs, ranks=2, select=("unwaited-handle",)).ok

@@ -1,7 +1,9 @@
 """Placements: what is declared, and what is refused."""
 
 import pytest
+import torch
 
+import pullback as pb
 from pullback.check.ranks.placements import (
     PARTIAL,
     REPLICATE,
@@ -10,6 +12,7 @@ from pullback.check.ranks.placements import (
     Placed,
     Placement,
     declared_of,
+    require_there,
 )
 from pullback.errors import DeclarationError
 
@@ -68,3 +71,36 @@ def test_assignment_is_told_in_words():
 
     assert str(one) == "x: shard, w: replicate, out: shard"
     assert str(two) == "x: shard, out0: shard, out1: replicate"
+
+
+def test_only_what_is_wrong_is_shown():
+    with pytest.raises(DeclarationError) as caught:
+        declared({"x": "shard", "w": "whole"})
+
+    assert "got:      {'w': 'whole'}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"out2": "shard"}, "  expected: out, out0, out1\n  got:      out2"),
+        (
+            {"x": "shard(2)"},
+            "  at:       x\n  expected: one of its 2 dimensions\n  got:      shard(2)",
+        ),
+        ({"out1": "shard(-2)"}, "  at:       out1\n  expected: one of its 1 dimensions"),
+    ],
+)
+def test_what_is_not_there_cannot_be_placed(given, told):
+    with pytest.raises(DeclarationError) as caught:
+        require_there(declared(given), {"x": 2, "w": 1}, [2, 1], "F")
+
+    assert "the placements of `F` must be those of what it takes and gives" in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_placements_come_with_ranks():
+    with pytest.raises(DeclarationError) as caught:
+        pb.check(torch.sin, (torch.ones(2),), placements={"x": "shard"})
+
+    assert "`placements` must come with `ranks`" in str(caught.value)

@@ -100,7 +100,7 @@ def test_inputs_that_forward_refuses_are_told():
 
 
 def test_every_rule_is_shown_by_a_planted_fault():
-    shown = {rule for case in planted.CASES for rule in case.rules}
+    shown = {rule for case in GROUPS["planted"] for rule in case.rules}
 
     assert {registered.rule.name for registered in rank_rules()} - shown == set()
 
@@ -172,3 +172,89 @@ def test_case_is_judged_as_it_must_be(name, ranks):
     is_right, _, names = score(case, ranks, has_reference=True)
 
     assert is_right, names
+
+
+@pytest.mark.parametrize("ranks", [0, 1, "2", 2.0, True])
+def test_number_of_ranks_must_be_one(ranks):
+    with pytest.raises(ExamplesError) as caught:
+        pb.check(sound.AllReduceSum, (torch.ones(2),), ranks=ranks)
+
+    assert "must be a whole number, two or more" in str(caught.value)
+    assert str(caught.value).endswith(f"got:      {ranks!r}")
+
+
+def of_one_rank(rank):
+    if rank:
+        raise KeyError("nothing for this rank")
+    return (torch.ones(2),)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        (of_one_rank, "KeyError: 'nothing for this rank'"),
+        (None, "none are given, and there is no `examples` on the class"),
+        (
+            lambda rank: [],
+            "they must be a tuple of arguments or a list of such tuples, and not list",
+        ),
+        (lambda rank: (torch.ones(2),) * (1 + rank), "1 on rank 0, 2 on rank 1"),
+    ],
+)
+def test_inputs_must_be_there_on_every_rank(inputs, told):
+    with pytest.raises(ExamplesError) as caught:
+        pb.check(sound.AllReduceSum, inputs, ranks=2)
+
+    assert told in str(caught.value)
+    assert "on every rank" in str(caught.value)
+
+
+def test_function_of_ranks_alone_asks_for_them():
+    with pytest.raises(ExamplesError) as caught:
+        pb.check(sound.AllReduceSum, (torch.ones(2),))
+
+    assert "give `ranks=2`" in str(caught.value)
+
+
+class Scaled(Function):
+    """Scales by the numbers of all ranks."""
+
+    @staticmethod
+    def forward(ctx, x, own):
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, own)
+        ctx.total = sum(n for one in every for n in one)
+        return x * ctx.total
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.total, None
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_reference_gets_the_numbers_of_every_rank(is_right):
+    def reference(x, own):
+        return [one * (sum(map(sum, own)) + (not is_right)) for one in x]
+
+    report = pb.check(
+        Scaled,
+        lambda rank: (torch.ones(2) + rank, [1.0, rank]),
+        ranks=2,
+        reference=reference,
+        select=("reference-across-ranks",),
+    )
+
+    assert report.ok == is_right
+    assert not report.skips
+
+
+def test_reference_is_not_given_what_cannot_be_sent():
+    report = pb.check(
+        Scaled,
+        lambda rank: (torch.ones(2) + rank, range(rank + 1)),
+        ranks=2,
+        reference=lambda x, own: x,
+        select=("reference-across-ranks",),
+    )
+
+    assert "`own` is " in report.skips[0].reason

@@ -44,6 +44,16 @@ def test_end_by_cpp_is_told_not_shown(capsys):
     assert capsys.readouterr().err == "own\n"
 
 
+def test_log_of_what_is_raised_is_not_shown(capsys):
+    said = RankErrors()
+    os.write(said.fileno(), b"[rank2]:[F1119 04:36:05.245 Group.cpp:1537] Check failed\n")
+    os.write(said.fileno(), b"own\n")
+    said.show()
+    said.close()
+
+    assert capsys.readouterr().err == "own\n"
+
+
 def test_lost_ranks_print_nothing_beside_the_report(capfd):
     report = pb.check(
         UnequalSizes, lambda rank: (torch.ones(4, 3) + rank,), ranks=2, profile="quick"

@@ -6,6 +6,7 @@ told by differences of the joint forward, in which each rank's input is moved in
 
     placements    sharded, replicated, partial: what each says of values and gradients
     collectives   what a rank sends and receives, seen from inside its process
+    underway      memory that an asynchronous collective still writes or sends
     commands      what a rank is asked to do, and its answer
     given         the arguments of a rank
     spread        DTensors, and cotangents in memory

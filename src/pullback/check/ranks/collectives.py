@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from pullback.capture.places import is_users
+from pullback.check.ranks.underway import Underway, too_early, underway
 from pullback.check.registration import near
 from pullback.function.slots import PlainDispatchMode
 from pullback.judge.example import dtype_name, tensors_in
@@ -66,6 +67,7 @@ EVEN = frozenset(SUMS) - {"reduce_scatter", "all_reduce_coalesced"}
 EVEN |= {"broadcast", "gather", "scatter", "all_gather_into_tensor"}
 # The functional collectives, as operators.
 OPERATORS = "_c10d_functional"
+GROUPS = "c10d"  # and those of the methods of groups
 WAIT = "wait_tensor"
 WAITS = ("wait", "synchronize", "get_future", "is_completed")
 
@@ -96,6 +98,7 @@ class Step:
     writes: frozenset[int] = frozenset()  # the memory that it writes
     is_waited: bool = True
     is_left_unset: bool = False  # what it writes is undefined here: another rank has the result
+    early: str = ""  # what came to its memory before somebody waited
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -165,14 +168,30 @@ class WatchedCollectives:
     steps: list[Step] = field(default_factory=list)
     works: dict[int, tuple[Any, int]] = field(default_factory=dict)  # by identity, with the step
     waited: set[int] = field(default_factory=set)
+    underway: dict[int, Underway] = field(default_factory=dict)  # by step, until it is waited for
+    early: dict[int, str] = field(default_factory=dict)  # by step
 
     def log(self) -> tuple[Step, ...]:
-        """The steps, each with whether it was waited for."""
+        """The steps, each with whether it was waited for, and in time."""
         unwaited = {number for key, (_, number) in self.works.items() if key not in self.waited}
         return tuple(
-            step if number not in unwaited else replace(step, is_waited=False)
+            replace(step, is_waited=number not in unwaited, early=self.early.get(number, ""))
             for number, step in enumerate(self.steps)
         )
+
+    def forget(self) -> None:
+        """Begin anew; handles are kept, for one that is given up may end what it stands for."""
+        for known in (self.steps, self.underway, self.early):
+            known.clear()
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Note an operator that comes to the memory of a collective before it is waited for."""
+        for number, memory in self.underway.items():
+            does = too_early(func, args, kwargs, memory)
+            place = _place(3) if does else ""  # none where the check itself looks
+            if place and number not in self.early:
+                name = func.name().partition("::")[2].partition(".")[0]
+                self.early[number] = f"`{name}` {does} its memory at {place}, before that"
 
     def begin(self, step: Step) -> None:
         """Note a step that begins."""
@@ -191,6 +210,7 @@ class WatchedCollectives:
         """Note that somebody waits for a collective."""
         self.waited.add(id(work))
         number = self.works.get(id(work), (None, -1))[1]
+        self.underway.pop(number, None)
         if self.slot is not None and number >= 0:
             self.slot.tell(RankState.WAITS, len(self.steps), self.steps[number])
 
@@ -240,7 +260,9 @@ def _seen(original: Any, name: str, written: int | None, method: str) -> Any:
         finally:
             watched.goes_on()
         if isinstance(work, dist.Work):
-            watched.works[id(work)] = work, len(watched.steps) - 1
+            number = len(watched.steps) - 1
+            watched.works[id(work)] = work, number
+            watched.underway[number] = underway(_written(args, written), _brought(name, args))
         return work
 
     return call
@@ -273,6 +295,8 @@ class _Operators(PlainDispatchMode):  # type: ignore[misc]
     ) -> Any:
         given = kwargs or {}
         if func.namespace != OPERATORS:
+            if self._seen_by.underway and func.namespace != GROUPS:
+                self._seen_by.see(func, args, kwargs)
             return NotImplemented if waits_by_itself(types) else func(*args, **given)
         watched = self._seen_by
         name = func.name().partition("::")[2].rstrip("_").removesuffix("_out")
@@ -330,8 +354,7 @@ def _step(
     if name in POINT_TO_POINT and len(args) > 1 and isinstance(args[1], int):
         who = f" {'to' if name == 'send' else 'from'} rank {ranks[args[1]]}"
         step = replace(step, words=step.words + who)
-    targets = tensors_in(args[written]) if written is not None and len(args) > written else []
-    writes = frozenset(t.untyped_storage().data_ptr() for t in targets)
+    writes = frozenset(t.untyped_storage().data_ptr() for t in _written(args, written))
     root = getattr(args[1], "rootRank", None) if name == "reduce" and len(args) > 1 else None
     return replace(
         step,
@@ -339,6 +362,11 @@ def _step(
         writes=writes,
         is_left_unset=root is not None and ranks[root] != dist.get_rank(),
     )
+
+
+def _written(args: tuple[Any, ...], position: int | None) -> list[Tensor]:
+    """The tensors that a collective writes."""
+    return tensors_in(args[position]) if position is not None and len(args) > position else []
 
 
 def made_step(

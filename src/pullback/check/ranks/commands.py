@@ -86,7 +86,8 @@ class PullCommand:
     """Forward and backward.
 
     With `seconds`, the cotangents of the gradients by position, backward is differentiated as well.
-    With `between`, forward is called once more, with other values, before backward.
+    With `between`, forward is called once more, with other values, before backward. `needs` are the
+    positions that need a gradient, where these are fewer than usual.
     """
 
     point: RankPoint
@@ -95,6 +96,7 @@ class PullCommand:
     delay: float = 0.0
     seconds: Mapping[int, Tensor] | None = None
     between: RankPoint | None = None
+    needs: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,16 @@ class Wrap:
     parameters: tuple[int, ...]
 
 
-Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Run a program in which the function has a name, with random numbers from a seed."""
+
+    text: str
+    name: str
+    seed: int
+
+
+Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap | Program
 
 
 # ---- what is answered ----
@@ -117,6 +128,7 @@ Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap
 class Argument:
     """One argument of a rank: its value where it can have a gradient, else only words.
 
+    `plain` is any other value, where `is_told` says that it can be sent.
     `is_global` says of a DTensor that `value` is the whole of it. `ranks` are those of a group,
     `numbers` the whole numbers in it, which may be sizes.
     """
@@ -126,8 +138,18 @@ class Argument:
     is_needed: bool = False
     is_global: bool = False
     plain: Any = None
+    is_told: bool = True
     ranks: tuple[int, ...] = ()
     numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a program made: the numbers that it compares, and whether it failed by its assertion."""
+
+    has_failed: bool
+    expected: float
+    got: float
 
 
 @dataclass(frozen=True, slots=True)

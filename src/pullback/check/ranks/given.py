@@ -23,8 +23,10 @@ def rank_inputs(target: Target, inputs: Any, rank: int) -> list[tuple[Any, ...]]
     """The arguments of one rank, one tuple for each example."""
     if inputs is None:
         inputs = getattr(target.function or target.thing, "examples", None)
+        if inputs is None:
+            raise TypeError("none are given, and there is no `examples` on the class")
     if callable(inputs):
-        inputs = inputs(rank) if _takes_rank(inputs) else inputs()
+        inputs = inputs(rank) if takes_rank(inputs) else inputs()
     if isinstance(inputs, RankTuples):
         return list(inputs.of[rank])
     if isinstance(inputs, Tensor):
@@ -33,10 +35,8 @@ def rank_inputs(target: Target, inputs: Any, rank: int) -> list[tuple[Any, ...]]
         return inputs
     if isinstance(inputs, tuple):
         return [inputs]
-    raise TypeError(
-        "inputs must be a tuple of arguments, a list of such tuples, or a function, perhaps of the "
-        f"rank, that gives one; got {type(inputs).__name__}"
-    )
+    found = type(inputs).__name__
+    raise TypeError(f"they must be a tuple of arguments or a list of such tuples, and not {found}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RankTuples:
     of: tuple[tuple[tuple[Any, ...], ...], ...]
 
 
-def _takes_rank(factory: Any) -> bool:
+def takes_rank(factory: Any) -> bool:
     """Whether a function must be given the rank."""
     try:
         parameters = inspect.signature(factory).parameters.values()
@@ -79,9 +79,21 @@ def sent_argument(arg: Any, is_needed: bool) -> Argument:
     if isinstance(arg, dist.ProcessGroup):
         return Argument("a process group", ranks=group_ranks(arg))
     sent = arg.detach() if isinstance(arg, Tensor) else arg
-    is_plain = isinstance(sent, (Tensor, bool, int, float, complex, str, type(None), torch.dtype))
-    numbers = frozenset(_numbers(arg))
-    return Argument(describe_value(arg), plain=sent if is_plain else None, numbers=numbers)
+    is_plain = _is_plain(sent)
+    return Argument(
+        describe_value(arg),
+        plain=sent if is_plain else None,
+        is_told=is_plain,
+        numbers=frozenset(_numbers(arg)),
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be told to who asks: numbers, words, tensors, and containers of them."""
+    if type(value) in (list, tuple, dict):
+        return all(map(_is_plain, value.values() if type(value) is dict else value))
+    kinds = (Tensor, bool, int, float, complex, str, type(None), torch.dtype, torch.Size)
+    return isinstance(value, kinds)
 
 
 def _numbers(arg: Any) -> Iterator[int]:

@@ -254,7 +254,9 @@ class Joint:
     @property
     def is_unsettled(self) -> bool:
         """Whether a result may not be there yet when it is used, since nobody waited for it."""
-        return any(not s.is_waited and s.name != "send" for steps in self.steps for s in steps)
+        return any(
+            s.early or (not s.is_waited and s.name != "send") for steps in self.steps for s in steps
+        )
 
     # ---- points ----
 
@@ -343,8 +345,12 @@ class Joint:
         delays: Sequence[float] = (),
         seconds: Sequence[Mapping[int, Tensor]] = (),
         between: JointPoint | None = None,
+        needs: frozenset[int] | None = None,
     ) -> list[Pulled]:
-        """The outputs and gradients of each rank; with `between`, after one more forward there."""
+        """The outputs and gradients of each rank; with `between`, after one more forward there.
+
+        `needs` are the positions whose gradients are asked for, where not all are.
+        """
         replies = self.ask(
             lambda rank: PullCommand(
                 self.at(point, rank),
@@ -353,6 +359,7 @@ class Joint:
                 delays[rank] if delays else 0.0,
                 seconds[rank] if seconds else None,
                 None if between is None else self.at(between, rank),
+                needs,
             )
         )
         return [reply.value for reply in replies]

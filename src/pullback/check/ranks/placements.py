@@ -128,7 +128,7 @@ def declared_of(given: Mapping[str, Any] | None, names: Sequence[str], subject: 
         number = re.fullmatch(rf"{OUT}(\d*)", name)
         is_known = name in names or number is not None
         if placed is None or not is_known:
-            raise _wrong(subject, names, given)
+            raise _wrong(subject, names, {key: value} if words is given else given)
         if str(key).endswith(GRAD):
             continue
         if name in names:
@@ -140,22 +140,37 @@ def declared_of(given: Mapping[str, Any] | None, names: Sequence[str], subject: 
     for key, value in words.items():
         name = str(key).removesuffix(GRAD)
         if str(key) != name:
-            _take_gradient(name, _placed(value), inputs, subject, names, given)
+            if name not in names:
+                raise _wrong(subject, names, {key: value})
+            _take_gradient(name, _placed(value), inputs)
     return Declared(inputs, outputs, every)
 
 
-def _take_gradient(
-    name: str,
-    placed: Placed | None,
-    inputs: dict[str, Placed],
-    subject: str,
-    names: Sequence[str],
-    given: Any,
+def require_there(
+    declared: Declared, inputs: Mapping[str, int], outputs: Sequence[int], subject: str
 ) -> None:
+    """Raise unless every output, and every dimension, is there: of how many dimensions they are."""
+    named = {name: inputs[name] for name in declared.inputs if name in inputs}
+    named |= dict(zip((f"{OUT}{i}" for i in range(len(outputs))), outputs, strict=True))
+    every = {**declared.inputs, **{f"{OUT}{i}": one for i, one in declared.outputs.items()}}
+    if declared.every_output is not None:
+        every |= {OUT: declared.every_output}
+        named |= {OUT: min(outputs, default=0)}
+    for name, placed in every.items():
+        rule = f"the placements of `{subject}` must be those of what it takes and gives"
+        if name not in named and name not in declared.inputs:
+            every_output = ", ".join(f"{OUT}{i}" for i in range(len(outputs)))
+            raise DeclarationError(rule, expected=f"{OUT}, {every_output}", got=name)
+        most = named.get(name, 0)
+        if placed.dim is not None and name in named and not -most <= placed.dim < most:
+            raise DeclarationError(
+                rule, at=name, expected=f"one of its {most} dimensions", got=str(placed)
+            )
+
+
+def _take_gradient(name: str, placed: Placed | None, inputs: dict[str, Placed]) -> None:
     """Note what is said of the gradient of an input: only that of one value can be partial."""
-    if name not in names or placed is None:
-        raise _wrong(subject, names, given)
-    if placed.kind is Placement.PARTIAL:
+    if placed is not None and placed.kind is Placement.PARTIAL:
         known = inputs.get(name, REPLICATE)
         inputs[name] = Placed(known.kind, known.dim, has_shares=known.is_replicated)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pullback.capture.places import is_users
@@ -26,8 +27,10 @@ from pullback.check.ranks.commands import (
     Forward,
     GivenByRank,
     MeasureCommand,
+    Program,
     PullCommand,
     Pulled,
+    Ran,
     RankPoint,
     Reply,
     Sweep,
@@ -35,6 +38,7 @@ from pullback.check.ranks.commands import (
     Wrap,
 )
 from pullback.check.ranks.given import group_made, rank_inputs, sent_argument
+from pullback.check.ranks.said import LOGGED
 from pullback.check.ranks.spread import (
     laid_cotangent,
     put_like,
@@ -92,6 +96,7 @@ class Rank:
         except Refused as refusal:
             place = _place_of(refusal.error)
             raised = describe(refusal.error)
+            raised = replace(raised, text=LOGGED.sub("", raised.text))
             return Reply(None, raised, refusal.phase, place, watched.log())
         except Exception as error:  # of ours, and not of the function's
             return Reply(None, describe(error), CHECK, "", watched.log())
@@ -110,6 +115,8 @@ class Rank:
             return self._swept(command, watched)
         if isinstance(command, Wrap):
             return self._wrapped(command)
+        if isinstance(command, Program):
+            return self._ran(command)
         return self._pulled(command, watched)
 
     # ---- arguments ----
@@ -163,13 +170,15 @@ class Rank:
                         moved = start + step * move.directions[number]
                         old = example.args[move.position]
                         at = example.put(move.position, put_like(old, moved), example.label)
-                    watched.steps.clear()
+                    watched.forget()
                     rows.append(self._outputs(at))
             found.append(tuple(_stacked([row[i] for row in rows]) for i in range(len(rows[0]))))
         return found
 
     def _pulled(self, command: PullCommand, watched: WatchedCollectives) -> Pulled:
         example = self._at(command.point)
+        if command.needs is not None:
+            example = replace(example, needs=command.needs)
         memory = Memory()
         args, result = self._run(example, memory)
         if command.between is not None:
@@ -224,6 +233,22 @@ class Rank:
 
     def _is_given_away(self, position: int) -> bool:
         return self._through_clone or self.job.target.intent.is_donated(self._names[position])
+
+    def _ran(self, command: Program) -> Ran:
+        target = self.job.target
+        thing = target.function if target.is_function else target.thing
+        space: dict[str, Any] = {"torch": torch, "dist": dist, "rank": self.number}
+        if not command.name.startswith("torch."):
+            space[command.name] = thing
+        has_failed = False
+        with raising("program"), seeded(command.seed):
+            try:
+                exec(compile(command.text, "<repro>", "exec"), space)
+            except AssertionError:
+                if "is_right" not in space:  # it is the function's
+                    raise
+                has_failed = True
+        return Ran(has_failed, float(space["expected"]), float(space["got"]))
 
     def _wrapped(self, command: Wrap) -> Pulled:
         example = self._at(command.point)

@@ -98,8 +98,10 @@ def _apart(task: Callable[[], Any]) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return pickle.dumps((True, task()))  # bytes: memory would be gone with the process
+        except ReferenceFailed as failure:
+            return pickle.dumps((False, str(failure)))
         except Exception as error:
-            return pickle.dumps((False, str(describe(error))))
+            return pickle.dumps((False, f"it raised {describe(error)}"))
 
     try:
         is_right, found = pickle.loads(guarded() if why_no_fork() else answer_of(guarded))
@@ -137,12 +139,13 @@ def _gathered(joint: Joint, leaves: Leaves, position: int) -> tuple[bool, Any]:
     if not arguments or any(a.ranks for a in arguments):
         return False, None
     if position not in leaves[0]:
+        name = joint.names[position]
+        if not all(a.is_told for a in arguments):
+            raise ReferenceFailed(f"`{name}` is {arguments[0].words}, which stays in its process")
         plain = [a.value if a.value is not None else a.plain for a in arguments]
-        is_tensor = isinstance(plain[0], Tensor)
-        if is_tensor and joint.is_double and can_differ(plain[0]):
+        if joint.is_double and all(map(can_differ, plain)):
             plain = [wide_of(p) for p in plain]
-        same = not is_tensor or all(torch.equal(p, plain[0]) for p in plain)
-        return True, plain[0] if same else plain
+        return True, plain[0] if all(_is_same(p, plain[0]) for p in plain) else plain
     placed = joint.declared.of_input(joint.names[position])
     values = [own[position] for own in leaves]
     if placed is not None and placed.dim is not None:
@@ -150,6 +153,19 @@ def _gathered(joint: Joint, leaves: Leaves, position: int) -> tuple[bool, Any]:
     if (placed is not None and placed.is_replicated) or joint.is_global:
         return True, values[0]
     return True, values
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    """Whether two plain values are the same."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(_is_same, one, two))
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(_is_same(one[key], two[key]) for key in one)
+    return bool(one == two)
 
 
 def _spread(

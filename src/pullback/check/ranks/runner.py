@@ -17,7 +17,12 @@ from pullback.check.ranks.crew import CannotStartError, Crew, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.given import RankTuples
 from pullback.check.ranks.joint import Joint, Unsettled
-from pullback.check.ranks.placements import Declared, declared_of
+from pullback.check.ranks.placements import (
+    Assignment,
+    Declared,
+    declared_of,
+    require_there,
+)
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
@@ -63,9 +68,10 @@ def check_ranks(
 
     Under torchrun every rank calls this, and gets the same report.
     """
-    if size < 2:
+    if not isinstance(size, int) or size < 2:
         raise ExamplesError(
-            f"`ranks` must be two or more to check `{target.name}` across ranks", got=repr(size)
+            f"`ranks` must be a whole number, two or more, to check `{target.name}` across ranks",
+            got=repr(size),
         )
     rules = selected(profile=profile, select=select, allow=allow, among=rank_rules())
     for registered in rules:
@@ -183,8 +189,8 @@ def _joined(before: list[Finding | Skip], own: list[Finding | Skip]) -> list[Fin
 
 def _begun(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> bool:
     """Whether the ranks were lost at the example itself; `ExamplesError` where all refuse it."""
+    _require_given(asked, joint)
     try:
-        _ = joint.given
         _ = joint.plain
     except RanksLost as lost:
         results.append(_completed(asked, of_lost(joint, lost, "forward, at the example itself")))
@@ -196,17 +202,50 @@ def _begun(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> 
             return True
         raise ExamplesError(
             f"`{asked.target.name}` must accept the inputs it is checked with, on every rank",
-            at=f"rank {failed.ranks[0]}"
-            + (f", {failed.first.place}" if failed.first.place else ""),
+            at=_where(failed),
             got=str(failed.raised),
             fix="give inputs for which forward runs on all ranks; a function may take the rank",
         ) from None
     return False
 
 
+def _require_given(asked: RanksRequest, joint: Joint) -> None:
+    """Raise `ExamplesError` unless every rank has its inputs, and as many as the others."""
+    rule = f"the inputs of `{asked.target.name}` must be made on every rank"
+    try:
+        counts = [len(given.args) for given in joint.given]
+    except RanksLost as lost:
+        fix = "let what makes the inputs do the same on all ranks"
+        raise ExamplesError(rule, got=str(lost), fix=fix) from None
+    except Failed as failed:
+        fix = "give a tuple of arguments, a list of such, or a function of nothing or of the rank"
+        raise ExamplesError(rule, at=_where(failed), got=str(failed.raised), fix=fix) from None
+    if len(set(counts)) > 1:
+        rule = f"`{asked.target.name}` must be given as many arguments on every rank"
+        told = (f"{count} on rank {rank}" for rank, count in enumerate(counts))
+        raise ExamplesError(rule, got=", ".join(told))
+
+
+def _where(failed: Failed) -> str:
+    place = f", {failed.first.place}" if failed.first.place else ""
+    return f"rank {failed.ranks[0]}{place}"
+
+
 def _declared(asked: RanksRequest, joint: Joint) -> Declared:
-    known = {**asked.target.intent.placements, **(asked.placements or {})}
-    return declared_of(known or None, joint.names, asked.target.name)
+    """What is declared, on the class and in the call; `DeclarationError` where it is not there."""
+    given, name = asked.placements, asked.target.name
+    if given is None or isinstance(given, Mapping):
+        given = {**asked.target.intent.placements, **(given or {})} or None
+    declared = declared_of(given, joint.names, name)
+    values = [joint.argument(0, position).value for position in joint.positions]
+    inputs = {joint.names[p]: v for p, v in zip(joint.positions, values, strict=True)}
+    require_there(
+        declared,
+        {key: value.dim() for key, value in inputs.items() if value is not None},
+        [0 if value is None else value.dim() for value in joint.plain[0].value],
+        name,
+    )
+    return declared
 
 
 def _tried(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> list[str]:
@@ -260,6 +299,7 @@ def _consistent(joint: Joint) -> list[str]:
     except Exception:  # told by the rules
         return []
     notes = [] if sent or joint.is_global else [NOTHING_SENT]
+    notes += [] if joint.is_global else _hints(joint, found)
     if found and joint.declared.is_empty:
         words = "; or ".join(f"({assignment})" for assignment in found[:4])
         more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
@@ -267,6 +307,18 @@ def _consistent(joint: Joint) -> list[str]:
     elif found:
         notes.append(f"right under the placements ({found[0]})")
     return notes
+
+
+def _hints(joint: Joint, found: Sequence[Assignment]) -> list[str]:
+    """Inputs that may be one value, and whose gradients are not those of one."""
+    names = [joint.names[p] for p in joint.meant if joint.is_same(p)]
+    open_ones = [name for name in names if joint.declared.of_input(name) is None]
+    return [
+        f"`{name}` was given the same on all ranks, and its gradient is not that of one value: "
+        f"declare placements={{{name!r}: 'replicate'}} if it is one"
+        for name in open_ones
+        if found and not any(assignment.of(name).is_replicated for assignment in found)
+    ]
 
 
 def _told_apart(placed: Sequence[Sequence[str]]) -> list[str]:

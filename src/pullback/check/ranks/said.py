@@ -15,6 +15,8 @@ from pullback.check.wire import PrintedOutput
 ABORT = "terminate called"  # how C++ begins what it says when it ends a process
 REASON = "what():"
 MOST = 200  # letters of a reason
+# How PyTorch logs an error that it raises as well: rank, clock, and the line of its own code.
+LOGGED = re.compile(r"(?:\[rank\d+\]:)?\[F\d{4} [^\]]*\] ?")
 SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|cpp|h):\d+\]")  # where it stands in the code of gloo
 
 
@@ -44,8 +46,10 @@ class RankErrors:
         return f" ({words[:MOST].rpartition('. ')[0] or words[:MOST]})" if words else ""
 
     def show(self) -> None:
-        """Print what is new, but for what C++ says when it ends a process."""
+        """Print what is new, but for what C++ says when it ends a process, or raises."""
         kept, _, _ = self._new().partition(ABORT)
+        lines = kept.splitlines(keepends=True)
+        kept = "".join(line for line in lines if not LOGGED.match(line))
         self._file.seek(0)  # for the rank as well, which writes where this ends
         self._file.truncate()
         if kept.strip():

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.commands import Pulled
@@ -30,6 +31,14 @@ from pullback.check.ranks.joint import UNWAITED, Joint
 from pullback.judge.tolerances import is_close
 
 RULE = Rule("R121", "arrival-order", "ranks")
+COMPARING = frozenset(
+    {
+        *("wrong-across-ranks", "uneven-shards", "frozen-across-ranks", "written-by-collective"),
+        *("second-across-ranks", "strided-across-ranks", "reference-across-ranks"),
+        *("wrapped-differs", "unequal-gradients"),
+    }
+)
+EXPLAINS = (Cause(COMPARING, "they compare numbers that depend on the order", rank=20),)
 LATE = 0.03  # seconds
 APART = 0.1  # seconds between two ranks that send to whoever takes it
 

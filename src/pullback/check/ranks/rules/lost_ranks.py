@@ -8,7 +8,7 @@ import torch
 
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.collectives import POINT_TO_POINT, unequal_steps
-from pullback.check.ranks.consistency import consistent, replicated_of
+from pullback.check.ranks.consistency import consistent, replicated_of, shared_of
 from pullback.check.ranks.crew import RankEnd, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint
@@ -93,17 +93,58 @@ def _unequal(joint: Joint) -> Iterator[Finding | Skip]:
     )
 
 
-def _with_zeros(joint: Joint) -> Iterator[Finding | Skip]:
+def _by_values(joint: Joint) -> Iterator[Finding | Skip]:
+    """A backward whose collectives depend on what a rank alone has: its cotangents, its inputs."""
+    if joint.is_shared:
+        yield Skip(DEADLOCK, "the ranks are the caller's own, and must not wait in vain")
+        return
+    found = list(_with_zeros(joint))
+    yield from found or _negated(joint)
+
+
+def _negated(joint: Joint) -> Iterator[Finding]:
+    """Backward where the inputs of the last rank have the other sign, and forward takes them so.
+
+    Those of one sign only may have to be so.
+    """
+    placed = consistent(joint)
+    if not placed or joint.is_global:
+        return
+    point = joint.point(replicated_of(joint, placed[0]))
+    rank = joint.size - 1
+    turned = {
+        p: -value
+        for p, value in point[rank].items()
+        if not placed[0].of(joint.names[p]).is_replicated
+        and any(_has_both_signs(own[p]) for own in point)
+    }
+    point = (*point[:rank], {**point[rank], **turned})
+    try:
+        cotangents = joint.cotangents(joint.forward(point), 0, shared_of(joint, placed[0]))
+    except (Failed, RanksLost):
+        return  # no inputs of this function
+    try:
+        joint.pull(point, cotangents)
+    except Failed:
+        return
+    except RanksLost as lost:
+        if not (lost.raised or lost.ended):
+            names = ", ".join(f"`{joint.names[p]}`" for p in turned)
+            yield of_lost(joint, lost, f"backward, where rank {rank} has the negative of {names}")
+
+
+def _has_both_signs(value: torch.Tensor) -> bool:
+    real = torch.view_as_real(value) if value.is_complex() else value
+    return bool((real > 0).any()) and bool((real < 0).any())
+
+
+def _with_zeros(joint: Joint) -> Iterator[Finding]:
     """A backward whose collectives a rank leaves out where its cotangents are zero.
 
     Only cotangents that are each rank's own can be zero on one rank alone.
     """
-    if joint.is_shared:
-        yield Skip(DEADLOCK, "the ranks are the caller's own, and must not wait in vain")
-        return
     own = [a for a in consistent(joint) if not any(p.has_one_cotangent for p in a.outputs)]
     if not own or not any(step.phase == "backward" for steps in joint.steps for step in steps):
-        yield Skip(DEADLOCK, "backward makes no collective with cotangents of each rank's own")
         return
     key = replicated_of(joint, own[0])
     drawn, _ = joint.pulled(key, 0)
@@ -123,8 +164,9 @@ def _none(joint: Joint) -> Iterator[Finding | Skip]:
 DEADLOCK_PAGE = """Every collective must be entered by all ranks of its group.
 
 What it checks
-    Whether all ranks come to an end, also where the cotangents of one rank are zero. What each of
-    them stood at is told: the collective, its group and the user's line.
+    Whether all ranks come to an end, also where the cotangents of one rank are zero, or its inputs
+    the negative of what they were. What each of them stood at is told: the collective, its group
+    and the user's line.
 
 Why it matters
     A training that hangs holds hundreds of machines until somebody looks, and says nothing.
@@ -197,7 +239,7 @@ Cannot see
 """
 
 RULES = (
-    Registered(DEADLOCK, _with_zeros, DEADLOCK_PAGE),
+    Registered(DEADLOCK, _by_values, DEADLOCK_PAGE),
     Registered(DIFFERENT, _unequal, DIFFERENT_PAGE),
     Registered(LOST, _none, LOST_PAGE),
     Registered(FAILS, _none, FAILS_PAGE),

@@ -49,7 +49,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
         yield from _outputs(joint)
         yield from _gradients(joint)
     except ReferenceFailed as failure:
-        yield Skip.refused(RULE, f"the reference raised: {failure}")
+        yield Skip.refused(RULE, f"the reference cannot be compared: {failure}")
 
 
 def _outputs(joint: Joint) -> Iterator[Finding | Skip]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from pullback.check.facts import At, Gradient, Output, numbers
 from pullback.check.finding import Finding, Rule, Skip
@@ -10,6 +11,7 @@ from pullback.check.ranks.collectives import SUMS
 from pullback.check.ranks.consistency import Judged, Rows, all_judged, held
 from pullback.check.ranks.diagnosis import Diagnosis, RankFault, diagnosed
 from pullback.check.ranks.joint import UNWAITED, Joint
+from pullback.check.ranks.programs import program_of
 from pullback.check.ranks.sources import wrong_source
 from pullback.check.registered import Registered
 
@@ -65,6 +67,9 @@ def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tri
     entry = int(rows.wrong[rank].int().argmax()) if rows.wrong[rank].numel() else 0
     got = float(rows.got[rank][entry]) if rows.got[rank].numel() > entry else None
     want = float(rows.want[rank][entry]) if rows.want[rank].numel() > entry else None
+    program = program_of(joint, judged, rows, rank)
+    if program is not None:
+        want, got = program.expected, program.got
     expected, came = numbers(want, got)
     if joint.declared.is_empty and tried > 1:
         under = f"the gradients are right under no placements; the nearest: {judged.assignment}"
@@ -72,7 +77,7 @@ def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tri
         under = f"the placements are {judged.assignment}"
     told = diagnosis.words or wrong_source(joint, judged, rows)
     words = f"{under}. {_sentence(told)}" if told else under
-    return joint.finding(
+    found = joint.finding(
         RULES_BY_FAULT[diagnosis.fault],
         at=at,
         expected=expected.then(", by differences of the joint forward"),
@@ -81,6 +86,7 @@ def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tri
         fix=_fix(joint, diagnosis),
         remedy=diagnosis.fault.value,
     )
+    return found if program is None else replace(found, repro=program.text)
 
 
 def _fix(joint: Joint, diagnosis: Diagnosis) -> str:
