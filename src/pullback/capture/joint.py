@@ -219,8 +219,8 @@ def capture(
         needs: for each tensor in `examples`, whether it needs a gradient; by default, whether it
             requires grad.
         used: for each differentiable output, whether it has a cotangent; by default all have.
-        dynamic: whether sizes are symbols, so that one capture serves many shapes; where an op takes
-            numbers alone, it serves one.
+        dynamic: whether sizes are symbols, so that one capture serves many shapes; it serves one
+            where a call takes plain numbers alone.
         opaque: whether Functions that cannot be traced become ops of the graph (`opaque.py`), which
             then serves the sizes of the examples alone.
 
