@@ -117,6 +117,17 @@ def test_program_that_refuses_draws_passes():
     verify(capture(program, (x,)), program, (x,))
 
 
+def test_rounding_of_a_coarser_dtype_in_between_is_no_difference():
+    """Dropout on a CPU: another op than the one of the graph, its scale rounded to `bfloat16`."""
+
+    def program(x, w):
+        return torch.nn.functional.dropout(x @ w, 0.3).mean(0)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        examples = normal(4, 6), normal(6, 8)
+        verify(capture(program, examples), program, examples)
+
+
 def test_state_around_is_kept():
     norm = torch.nn.BatchNorm1d(3)
     before = torch.get_rng_state()

@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, fx
@@ -199,6 +200,28 @@ def test_static_capture_serves_one_shape():
 
     assert found.serves((normal(4, 3),))
     assert not found.serves((normal(5, 3),))
+
+
+def by_numpy(x):
+    return x * torch.from_numpy(numpy.arange(x.shape[-1]) * 1.0)
+
+
+def by_grid(x):
+    flat = torch.eye(2, 3, dtype=x.dtype).expand(x.shape[0], 2, 3)
+    grid = torch.nn.functional.affine_grid(flat, x.shape, align_corners=False)
+    return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+@pytest.mark.parametrize(("program", "shape"), [(by_numpy, (4, 3)), (by_grid, (2, 3, 4, 5))])
+def test_call_that_takes_numbers_alone_is_captured_at_one_size(program, shape):
+    x = normal(*shape, dtype=torch.float64)
+
+    found = capture(program, (x,))
+
+    assert found.serves((x,))
+    assert not found.serves((x[1:],))
+    expected, cotangents = eager(program, (x,), found)
+    assert_same(graph(found, (x,), cotangents), expected)
 
 
 @pytest.mark.parametrize(

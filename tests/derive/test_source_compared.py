@@ -252,6 +252,45 @@ def test_count_of_pieces_is_checked(program, served):
                 function.apply(leaf(count, 3))
 
 
+def kept_part(x):
+    return x.topk(int(x.shape[-1] * 0.5)).values
+
+
+def kept_part_rounded_up(x):
+    return x.topk(math.ceil(x.shape[-1] * 0.4)).values
+
+
+def kept_part_rounded(x):
+    return x.topk(round(x.shape[-1] * 0.4)).values
+
+
+def without_a_part(x):
+    count = int(x.shape[-1] * 0.3)
+    return x[:, count:] if count > 0 else x * 2
+
+
+@pytest.mark.parametrize(
+    ("program", "served"),
+    [
+        (kept_part, (6, 7)),
+        (kept_part_rounded_up, (1, 4, 6, 7, 9, 14)),
+        (kept_part_rounded, (1, 4, 6, 7, 9, 14)),
+        (without_a_part, (4, 6)),
+    ],
+)
+def test_part_of_a_size_is_open_or_checked(program, served):
+    """What makes sizes of fractions of others: `int`, `math.ceil`, `round`."""
+    function, text = printed(program, leaf(3, 6))
+
+    assert "math" not in text
+    for count in (1, 4, 6, 7, 9, 14):
+        if count in served:
+            assert_same(program, function, leaf(3, count))
+        else:
+            with pytest.raises(ValueError, match=rf"must hold, got x\.shape\[1\] = {count}"):
+                function.apply(leaf(3, count))
+
+
 def test_batch_of_one_is_right_or_refused():
     def program(x):
         return (x * x.shape[0]).sum(1)

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from pullback.capture.closeness import (
     HalfTheDigits,
+    coarsest_rounding,
     equal_tensors,
     unequal,
     value_difference,
@@ -153,6 +154,7 @@ class _Check:
         self.shapes = ""
         self.is_exact = True
         self.tensors: Sequence[Tensor] = ()
+        self.eps = coarsest_rounding(captured.joint.graph)
 
     def compare(self, tensors: Sequence[Tensor], seed: int, *, must_run: bool = False) -> bool:
         """Compare both on `tensors`; False when the program cannot run on them.
@@ -259,7 +261,8 @@ class _Check:
             raise self._fault(where, value_text(expected), value_text(got))
         if isinstance(expected, Tensor) and not equal_tensors(expected, got):
             self.is_exact = False
-        found = value_difference(where, got, expected, HalfTheDigits(is_strict=True))
+        allowed = HalfTheDigits(is_strict=True, eps=self.eps)
+        found = value_difference(where, got, expected, allowed)
         if found is not None:
             place = f", index {found.at}" if found.at else ""
             some = f"; {found.count} of {found.size} elements differ" if found.at else ""

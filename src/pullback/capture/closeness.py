@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+
+from pullback.graph.values import held_value
 
 ULPS = 2.0  # units in the last place: what one rounding, or another library's `exp`, may change
 SIGMAS = 6.0  # times the usual error of the expected numbers: nothing is so far off by chance
@@ -179,6 +181,13 @@ class HalfTheDigits:
             lost = ~expected.isfinite() & (self.is_ignored | ~got.isfinite())
             limit = limit.masked_fill(lost, math.inf)
         yield expected, limit
+
+
+def coarsest_rounding(graph: fx.Graph) -> float:
+    """The largest rounding that a number in a graph may have gone through."""
+    values = [held_value(node) for node in graph.nodes if node.op != "output"]
+    numbers = [value for value in values if is_number(value)]
+    return max((torch.finfo(value.dtype).eps for value in numbers), default=0.0)
 
 
 def _half(expected: Tensor, eps: float) -> float:

@@ -201,9 +201,28 @@ def in_words(condition: Any, names: Mapping[Any, str]) -> str:
     return _tidy(str(PythonPrinter().doprint(condition.xreplace(named))))
 
 
+_BUILTIN = {
+    "math.trunc": "int({})",
+    "math.floor": "int({} // 1)",
+    "math.ceil": "-int(-{} // 1)",
+    "torch.sym_float": "{}",
+    "torch._sym_sqrt": "{} ** 0.5",
+}
+"""What PyTorch writes of sizes with `math`, in builtins: a text imports nothing but torch."""
+
+
+class _InBuiltins(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        form = _BUILTIN.get(ast.unparse(node.func))
+        if form is None:
+            return node
+        return ast.parse(form.format(f"({ast.unparse(node.args[0])})"), mode="eval").body
+
+
 def _tidy(expression: str) -> str:
-    """An expression without needless brackets."""
-    return ast.unparse(ast.parse(expression, mode="eval"))
+    """An expression without needless brackets, in builtins."""
+    return ast.unparse(_InBuiltins().visit(ast.parse(expression, mode="eval")))
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -19,7 +19,7 @@ from pullback.capture.fake import Stage, apart, joined_clauses
 from pullback.capture.modes import autocast_now
 from pullback.capture.offsets import counts_from_memory
 from pullback.capture.opaque import OpaqueCall, probed
-from pullback.capture.refuse import refusing, require_memory_apart
+from pullback.capture.refuse import may_be_of_sizes, refusing, require_memory_apart
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import (
     ARGUMENT,
@@ -219,7 +219,8 @@ def capture(
         needs: for each tensor in `examples`, whether it needs a gradient; by default, whether it
             requires grad.
         used: for each differentiable output, whether it has a cotangent; by default all have.
-        dynamic: whether sizes are symbols, so that one capture serves many shapes.
+        dynamic: whether sizes are symbols, so that one capture serves many shapes; it serves one
+            where a call takes plain numbers alone.
         opaque: whether Functions that cannot be traced become ops of the graph (`opaque.py`), which
             then serves the sizes of the examples alone.
 
@@ -249,6 +250,10 @@ def capture(
                     raise found.error from None
                 classes.append(found.cls)
                 calls[:] = _opaque_calls(program, examples, needs, classes)
+                dynamic, stage = False, Stage(dynamic=False)
+            except Exception as error:
+                if not dynamic or not may_be_of_sizes(error):
+                    raise
                 dynamic, stage = False, Stage(dynamic=False)
         sees_offsets = traced.reads_offsets or counts_from_memory(joint)
         if sees_offsets and any(each.real.storage_offset() for each in traced.held):

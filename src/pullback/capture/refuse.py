@@ -72,6 +72,11 @@ def refusing(program: Any, place: Callable[[], str] = str) -> Iterator[None]:
         raise _unknown(program, error) from error
 
 
+def may_be_of_sizes(error: Exception) -> bool:
+    """Whether an error may be that of a call which takes numbers, and was given symbols."""
+    return not isinstance(error, PullbackError) and _refusal("", error, "") is None
+
+
 def _refusal(name: str, error: Exception, late: str) -> CaptureError | None:
     """The error for what is known to stop a capture, at the place that `late` says if none is."""
     place, call = place_of_error(error) or late, _call_of(error)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.closeness import HalfTheDigits, is_number, value_difference
+from pullback.capture.closeness import HalfTheDigits, coarsest_rounding, value_difference
 from pullback.capture.fake import is_odd, keeps_graph
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_as, autocast_off
@@ -336,7 +336,7 @@ class _Maker:
         """Raise unless the loops compute what the program computes, on a few rows."""
         expected = _pulled(lambda row: self.program(*trial.captured.fill(row)), args)
         got = _pulled(trial.call, args)
-        allowed = HalfTheDigits(eps=_coarsest(trial.captured.joint.graph))
+        allowed = HalfTheDigits(eps=coarsest_rounding(trial.captured.joint.graph))
         for number, (mine, known) in enumerate(zip(got, expected, strict=True)):
             difference = value_difference(f"value {number}", mine, known, allowed)
             if difference is not None:
@@ -363,13 +363,6 @@ def _spread(x: Tensor, dim: int, rows: int) -> Tensor:
     """Some rows, from the first to the last."""
     places = torch.linspace(0, x.shape[dim] - 1, rows).long().to(x.device)
     return x.index_select(dim, places)
-
-
-def _coarsest(graph: fx.Graph) -> float:
-    """The largest rounding that a number in a graph may have gone through."""
-    values = [held_value(node) for node in graph.nodes if node.op != "output"]
-    numbers = [value for value in values if is_number(value)]
-    return max((torch.finfo(value.dtype).eps for value in numbers), default=0.0)
 
 
 def _decomposed(captured: Capture, tensors: Sequence[Tensor]) -> fx.Graph:

@@ -269,6 +269,17 @@ def test_single_precision_is_tested_as_such():
         loaded(text)["self_test"]()
 
 
+def test_cast_that_single_precision_hides_is_tested_in_it():
+    """`x.float()` is an op for the double precision of a self-test alone."""
+
+    def scaled(x):
+        return (3 * x.float()).exp().type_as(x)
+
+    text = pb.emit(scaled, examples=(torch.linspace(-2, 1.5, 60, dtype=torch.float32),))
+
+    loaded(text)["self_test"]()
+
+
 def test_many_elements_are_tested_fast():
     assert "fast_mode=True" in pb.emit(swish, examples=(row(count=60),))
     assert "fast_mode=True" not in pinned("swish")

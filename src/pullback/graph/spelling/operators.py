@@ -153,6 +153,17 @@ def rounded_down(writer: PythonWriter, node: fx.Node) -> Expression | None:
     return Expression(f"int({inner.text})", ATOM, inner.size + 1)
 
 
+def rounded_up(writer: PythonWriter, node: fx.Node) -> Expression | None:
+    """`-int(-(1.7 * n) // 1)`."""
+    inner = writer.expression(node.args[0])
+    return Expression(f"-int(-{inner.within(POWER)} // 1)", SIGN, inner.size + 2)
+
+
+def to_nearest(writer: PythonWriter, node: fx.Node) -> Expression | None:
+    """`round(1.7 * n)`."""
+    return writer.call("round", *node.args)
+
+
 def reciprocal(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`1 / x`: PyTorch computes the reciprocal and multiplies it by one."""
     value = tensor_of(node.args[0])
@@ -208,6 +219,8 @@ TABLE: Spellings = {
     torch.sym_float: as_float,
     math.trunc: truncated,
     math.floor: rounded_down,
+    math.ceil: rounded_up,
+    round: to_nearest,
     operator.and_: infix("&", AND),
     operator.or_: infix("|", OR),
 }
