@@ -53,7 +53,7 @@ class Wasteful(torch.autograd.Function):
     def backward(ctx, g):
         return 2 * g
 """
-NAMES = ("ops_in_ci", "shared_part", "wasteful_in_ci", "other_in_ci")
+NAMES = ("ops_in_ci", "shared_part", "wasteful_in_ci", "other_in_ci", "given_in_ci")
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +105,68 @@ def test_targets_are_found_from_the_settings_file(project, monkeypatch):
 
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("Halved: nothing found.")
+
+
+@pytest.fixture
+def package(project):
+    """A folder of files: one with Functions, one without, and one that is installed."""
+    for name in ("lib", "lib/.venv", "lib/env", "lib/inner"):
+        (project / name).mkdir()
+    write("lib/env/pyvenv.cfg", "")
+    write("lib/plain_in_ci.py", "raise SystemExit('must not be imported')\n")
+    for name in ("lib/inner/wasteful_in_ci.py", "lib/.venv/a.py", "lib/env/b.py"):
+        write(name, WASTEFUL)
+
+
+@pytest.mark.parametrize("name", ["lib", "lib/"])
+def test_folder_stands_for_its_files_with_functions(package, name):
+    result = run(name)
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Wasteful: nothing found.")
+    assert result.stdout.count("nothing found") == 1
+
+
+def test_folder_may_stand_in_settings(package, project, monkeypatch):
+    write("pullback.toml", 'targets = ["lib"]\n')
+    monkeypatch.chdir(project / "lib" / "inner")
+
+    assert run().stdout.startswith("Wasteful: nothing found.")
+
+
+def test_folder_without_functions_is_told(project):
+    (project / "empty").mkdir()
+    result = run("empty")
+
+    assert result.exit_code == 2
+    assert "`empty` must hold a file that defines a Function" in result.stderr
+
+
+GIVEN = "import torch\n\n\ndef batch():\n    return (torch.ones(2, 5),)\n"
+
+
+def test_inputs_of_a_target_stand_in_settings(project, monkeypatch):
+    write("wasteful_in_ci.py", WASTEFUL)
+    write("given_in_ci.py", GIVEN)
+    said = "[per-target.'ops_in_ci.py:Halved']\ninputs = 'given_in_ci.py:batch'\n"
+    write("pullback.toml", f"targets = ['ops_in_ci.py:Halved', 'wasteful_in_ci.py']\n{said}")
+    (project / "inner").mkdir()
+    monkeypatch.chdir(project / "inner")
+    halved, wasteful = run().stdout.split("Wasteful: ")
+
+    assert "inputs: x: float32[2, 5]" in halved
+    assert "inputs: x: float32[3, 4]" in wasteful
+
+
+def test_inputs_of_the_command_line_win(project):
+    write("given_in_ci.py", GIVEN)
+    write("pullback.toml", "inputs = 'nowhere.pt'\n")
+    given = run("ops_in_ci.py:Halved", "--inputs", "given_in_ci.py:batch")
+    missing = run("ops_in_ci.py:Halved")
+
+    assert given.exit_code == 0, given.output
+    assert missing.exit_code == 2
+    assert "`nowhere.pt` must be a recording, or name inputs" in missing.stderr
 
 
 def test_function_of_others_is_declared_from_outside(project):

@@ -36,6 +36,12 @@ def test_page_is_made_in_its_folder(tmp_path):
     assert (tmp_path / "new" / "site" / "index.html").is_file()
 
 
+def test_folder_of_a_file_is_made(tmp_path):
+    outputs_of([f"json={tmp_path / 'new' / 'a.json'}"]).write(Outcome((REPORT,)))
+
+    assert (tmp_path / "new" / "a.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -46,7 +52,7 @@ def test_page_is_made_in_its_folder(tmp_path):
         ),
         (["json="], "the file cannot be written: no name"),
         (["json=."], "the file cannot be written: a folder"),
-        (["json=/no/such/a.json"], "the file cannot be written: its folder"),
+        (["json=/dev/null/a.json"], "the file cannot be written: File exists"),
     ],
 )
 def test_what_cannot_be_is_told(words, said):

@@ -71,6 +71,7 @@ def test_settings_are_shown_with_their_origins():
         'allow = ["a b"]                     # pyproject.toml\n'
         'profile = "standard"                # default\n'
         "time = 2.5                          # command line\n"
+        'inputs = ""                         # default\n'
         'fail-on = "fragile"                 # default\n'
         'baseline = ""                       # default\n'
         "jobs = 1                            # default\n"

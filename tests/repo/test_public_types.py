@@ -189,9 +189,9 @@ def test_users_file_has_every_name():
 
 @pytest.mark.slow
 def test_users_file_passes_pyright(tmp_path):
-    pyright = shutil.which("pyright")
+    pyright = shutil.which("pyright") or shutil.which("basedpyright")  # which PyPI has whole
     if pyright is None:
-        pytest.skip("needs pyright")
+        pytest.skip("needs pyright or basedpyright")
     (tmp_path / "right.py").write_text(RIGHT, encoding="utf-8")
     settings = {"extraPaths": [str(ROOT / "src")], "typeCheckingMode": "standard"}
     settings |= {"pythonPlatform": "Linux", "include": ["right.py"]}
@@ -218,7 +218,7 @@ def test_every_public_function_has_an_example():
     functions = [name for name in public_names() if inspect.isfunction(getattr(pb, name))]
     without = [name for name in functions if ">>>" not in (getattr(pb, name).__doc__ or "")]
 
-    assert sorted(without) == ["below_autograd", "load_ipython_extension"]
+    assert without == ["load_ipython_extension"]  # which IPython calls
 
 
 def test_reference_has_every_public_name():

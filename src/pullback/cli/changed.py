@@ -62,6 +62,14 @@ def is_touched(identity: Identity, files: Iterable[Path]) -> bool:
     return identity.path is None or not set(files).isdisjoint(sources_of(identity.path))
 
 
+def python_files(folder: Path) -> Iterator[Path]:
+    """The Python files in a folder and those below; not in hidden ones, nor in environments."""
+    for top, folders, files in os.walk(folder):
+        inner = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in inner if not (Path(top, name) / "pyvenv.cfg").is_file()]
+        yield from (Path(top, name) for name in files if name.endswith(".py"))
+
+
 def files_with_functions(files: Iterable[Path]) -> Iterator[str]:
     """Those of the files that define a Function or an op by the look of it: none is imported."""
     for path in sorted(files):

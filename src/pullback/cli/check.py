@@ -28,11 +28,11 @@ from pullback.cli.complete import complete_targets
 from pullback.cli.identity import Identity
 from pullback.cli.inputs import InputSource, inputs_for, named_inputs
 from pullback.cli.kept import recalled
-from pullback.cli.options import require_rules, settings_from, settings_options
+from pullback.cli.options import from_here, require_rules, settings_from, settings_options, unfolded
 from pullback.cli.outputs import Outputs, outputs_of
 from pullback.cli.results import Found, checked_targets
 from pullback.cli.review import Review, whole_files
-from pullback.cli.settings import Settings
+from pullback.cli.settings import Chosen, Settings
 from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
 from pullback.cli.targets import chosen_targets, load_library, named_targets
@@ -139,7 +139,7 @@ def command(
 ) -> None:
     """Check custom autograd functions: is every gradient right, everywhere it will be used?
 
-    A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name,
+    A TARGET is a file or a folder (every Function in it), file.py:Name, module:Name,
     torch.ops.namespace.op, or torch.ops.namespace (every op in it). A name may be that of a model,
     or of a function that makes one: its parameters are checked, and every Function inside. The
     inputs are those of --example, else those of --inputs, else what `examples()` on the class
@@ -152,6 +152,7 @@ def command(
     \b
     Examples:
       pullback check my_ops.py
+      pullback check src/
       pullback check my_ops:Swish --example "torch.randn(8, requires_grad=True)"
       pullback check torch.ops.my.op --load my_ops.so --profile quick
       pullback check --inputs pullback-recording.pt
@@ -204,9 +205,8 @@ def _prepared(asked: Asked, settings: Settings) -> CheckedTargets:
     results = CheckedTargets()
     try:
         given, recorded = named_inputs(asked.inputs) if asked.inputs else (None, None)
-        results.names = asked.targets or named_targets(
-            settings, asked.inputs, recorded, asked.changed
-        )
+        names = asked.targets or named_targets(settings, asked.inputs, recorded, asked.changed)
+        results.names = tuple(unfolded(settings, names))
         values = tuple(value_of(expression) for expression in asked.expressions) or given
         results.inputs = InputSource(values, recorded, asked.ranks)
         for library in asked.libraries:
@@ -276,7 +276,8 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
     chosen = options.settings.of(identity.names, identity.file)
     try:
         declared = declared_with(target, chosen.declares)
-        inputs, note = inputs_for(identity.name, declared, options.inputs)
+        source = _source(options, chosen)
+        inputs, note = inputs_for(identity.name, declared, source)
 
         def run(arguments: Any) -> Report:
             with _progress(target.name if options.settings.jobs == 1 else "") as progress:
@@ -304,6 +305,14 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
         return error
     notes = [note] if note else []
     return report.with_notes(*notes, *[KEPT] * was_kept)
+
+
+def _source(options: Options, chosen: Chosen) -> InputSource:
+    """Where the inputs of one target come from: the command line, else the settings."""
+    given = options.inputs
+    if given.given is not None or given.recorded is not None or not chosen.inputs:
+        return given
+    return InputSource(*named_inputs(from_here(chosen.inputs, options.settings.root)), given.ranks)
 
 
 def _cut(name: str) -> TargetError:

@@ -25,12 +25,12 @@ class InputSource:
 
 
 def named_inputs(name: str) -> tuple[Any, Recording | None]:
-    """What `--inputs` names: inputs (`module:name`, called if it is a function), or a recording."""
+    """What `--inputs` or a setting names: inputs, or what makes them, by name; or a recording."""
     if Path(name).is_file():
         return None, load_recording(name)
     if ":" not in name:
         raise ExamplesError(
-            f"`--inputs {name}` must be a recording, or name inputs",
+            f"`{name}` must be a recording, or name inputs",
             expected="a file that `pullback record` wrote, or module:name of inputs",
             got="no such file",
         )

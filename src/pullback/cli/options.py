@@ -12,12 +12,13 @@ import click
 from pullback.check.finding import PROFILES, Severity
 from pullback.check.registered import Registered
 from pullback.check.rules import selected
-from pullback.cli.changed import files_with_functions
+from pullback.cli.changed import files_with_functions, python_files
 from pullback.cli.complete import complete_rules
 from pullback.cli.identity import from_root
 from pullback.cli.settings import Settings, merged
 from pullback.cli.spread import Shard
 from pullback.cli.toml import read_settings, settings_file
+from pullback.errors import TargetError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -145,9 +146,31 @@ def targets_of(settings: Settings) -> tuple[str, ...]:
     for name in settings.targets:
         if "*" in name:
             found += functions_files(settings, settings.root.glob(name))
-            continue
-        where, colon, rest = name.rpartition(":")
-        file = settings.root / (where if colon else name)
-        is_file = file.is_file() and not name.startswith("torch.ops.")
-        found.append(f"{os.path.relpath(file)}{colon}{rest if colon else ''}" if is_file else name)
+        else:
+            found.append(from_here(name, settings.root))
     return tuple(dict.fromkeys(found))
+
+
+def unfolded(settings: Settings, names: Iterable[str]) -> Iterator[str]:
+    """The targets with the files that define Functions in the place of each folder."""
+    for name in names:
+        if not Path(name).is_dir():
+            yield name
+            continue
+        found = list(functions_files(settings, python_files(Path(name))))
+        if not found:
+            raise TargetError(
+                f"`{name}` must hold a file that defines a Function",
+                expected="a class whose base is called ...Function, or an op, at the top of a file",
+                got="none that is not excluded",
+                fix="name the files: they are imported, and looked into",
+            )
+        yield from found
+
+
+def from_here(name: str, root: Path) -> str:
+    """A target, or inputs, that the settings name, as they are called from here."""
+    where, colon, rest = name.rpartition(":")
+    path = root / (where if colon else name)
+    is_there = path.is_file() or (not colon and path.is_dir())
+    return f"{os.path.relpath(path)}{colon}{rest if colon else ''}" if is_there else name

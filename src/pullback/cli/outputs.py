@@ -85,22 +85,24 @@ def _require_kind(kind: str) -> None:
 def _file(name: str, word: str) -> Path:
     """The file, known to be writable before anything is checked."""
     path = Path(name)
-    if not name or path.is_dir() or not os.access(path.resolve().parent, os.W_OK):
-        got = (
-            "no name"
-            if not name
-            else "a folder"
-            if path.is_dir()
-            else "its folder cannot be written to"
-        )
+    got = "no name" if not name else "a folder" if path.is_dir() else _made(path.resolve().parent)
+    if got:
         raise click.UsageError(f"--output-format {word}: the file cannot be written: {got}.")
     return path
 
 
 def _page(folder: Path) -> Path:
     """`index.html` in a folder, which is made."""
+    got = _made(folder)
+    if got:
+        raise click.UsageError(f"--html {folder}: {got}.")
+    return folder / "index.html"
+
+
+def _made(folder: Path) -> str:
+    """Make a folder to write to; what keeps it from being one, or nothing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise click.UsageError(f"--html {folder}: {error.strerror}.") from None
-    return folder / "index.html"
+        return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK) else "its folder cannot be written to"

@@ -29,6 +29,7 @@ class Settings:
     allow: tuple[str, ...] = ()
     profile: str = "standard"
     time: float = 0.0  # seconds for each target; 0 is without a limit
+    inputs: str = ""  # module:name, file.py:name or a recording
     fail_on: str = "fragile"
     baseline: str = ""
     jobs: int = 1
@@ -49,7 +50,7 @@ class Settings:
         parts = [*_matching(self.per_file, [file] if file else [])]
         parts += _matching(self.per_target, names)
         chosen: dict[str, Any] = {}
-        for key in ("select", "profile", "time"):
+        for key in ("select", "profile", "time", "inputs"):
             chosen[key] = getattr(self, key)
             if self.origins.get(key) != COMMAND_LINE:
                 chosen[key] = next((p[key] for p in reversed(parts) if key in p), chosen[key])
@@ -82,6 +83,7 @@ class Chosen:
     allow: tuple[str, ...] = ()
     profile: str = "standard"
     time: float = 0.0
+    inputs: str = ""
     declares: Mapping[str, Any] | None = None
 
 

@@ -200,6 +200,7 @@ PARTICULAR: dict[str, Reader] = {
     "allow": _texts,
     "profile": _one_of(*PROFILES),
     "time": _number,
+    "inputs": _text,
 }
 DECLARED: dict[str, Reader] = {
     "surrogate": _inputs,

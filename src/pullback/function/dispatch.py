@@ -38,6 +38,13 @@ def below_autograd() -> AbstractContextManager[Any]:
     For the kernel of an op whose Autograd entry is a Function: inside the guard, a call of the op
     reaches its backend kernel and not the Function again. While Dynamo traces, nothing dispatches:
     the guard is then `no_grad`, which records as little.
+
+    >>> import torch, pullback as pb
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> with pb.below_autograd():
+    ...     y = 2 * x
+    >>> y.requires_grad
+    False
     """
     return no_grad() if is_dynamo_compiling() else cast(Any, below_ad_guard())
 

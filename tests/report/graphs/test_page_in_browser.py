@@ -1,7 +1,9 @@
 """The page of a graph in a real browser: search, click, zoom, detail, copy, dark and light."""
 
 import pytest
+import torch
 
+import pullback as pb
 from pullback.report.graphs.page import render
 from tests.report.browser import needs_browser, told_by
 from tests.report.graphs.graphs import SMALL, large
@@ -81,15 +83,37 @@ def test_page_is_light_or_dark_as_the_system_and_fits(tmp_path, is_dark, width):
     assert told == f"{SCHEMES[is_dark]} true"
 
 
+def test_plan_comes_first_and_the_graph_is_behind_it(tmp_path):
+    steps = """
+    const shown = () => { const { x, y, width } = at("drawing").getBoundingClientRect();
+      return !!document.elementFromPoint(x + width / 2, y + 30).closest("#plan"); };
+    tell(shown()); at("show-plan").click(); tell(shown());
+    """
+    x = torch.linspace(-1, 1, 5, requires_grad=True)
+    plan = pb.plan(lambda x: x.sin().exp(), x, backends=["eager"], budget=1)
+
+    assert told_by(render(SMALL, plan), AT + steps, tmp_path) == "true false"
+
+
 def test_five_thousand_nodes_stay_responsive(tmp_path):
     steps = """
+    const slices = [];
+    const work = () => { for (let k = 0; k < 20; k++) {
+      const start = performance.now();
+      for (let i = 0, sum = 0; i < 1e7; i++) sum += i * i % 7;
+      slices.push(performance.now() - start);
+    } };
     const timed = (name, step) => {
       const start = performance.now(); step(); tell(name, Math.round(performance.now() - start));
     };
+    work();
     timed("draw", () => at("ops").click());
     timed("search", () => { at("search").value = "v4999"; find(); });
     timed("zoom", () => { for (let i = 0; i < 10; i++) at("in").click(); });
     timed("paint", () => cy.png({ scale: .1 }));
+    work();
+    const mean = slices.reduce((a, b) => a + b) / slices.length;
+    tell("crowd", Math.ceil(mean / Math.min(...slices)));
     tell("nodes", cy.nodes().length);
     """
 
@@ -97,7 +121,8 @@ def test_five_thousand_nodes_stay_responsive(tmp_path):
     told = dict(zip(words[::2], map(int, words[1::2]), strict=True))
 
     assert told.pop("nodes") == 5000
-    assert told["search"] < 1000
-    assert told["zoom"] < 1000
-    assert told["draw"] < 10_000
-    assert told["paint"] < 10_000
+    crowd = told.pop("crowd")  # how much longer the same work takes where others work, too
+    assert told["search"] < 1000 * crowd
+    assert told["zoom"] < 1000 * crowd
+    assert told["draw"] < 10_000 * crowd
+    assert told["paint"] < 10_000 * crowd, told

@@ -16,7 +16,27 @@ def silu_slope(x):
     return s + x * s * (1 - s)
 
 
+def nearest_distribution(x):
+    """Sparsemax by bisection: the gradient that autograd sees is not that of what is found."""
+    low = x.max(-1, keepdim=True).values - 1
+    width = x.max(-1, keepdim=True).values - 1 / x.shape[-1] - low
+    for _ in range(50):
+        width = width / 2
+        found = (x - low - width).clamp(min=0)
+        low = torch.where(found.sum(-1, keepdim=True) >= 1, low + width, low)
+    return found / found.sum(-1, keepdim=True)
+
+
+def nearest_distribution_gradient(g, x):
+    support = (nearest_distribution(x) > 0).to(g.dtype)
+    return support * (g - (g * support).sum(-1, keepdim=True) / support.sum(-1, keepdim=True))
+
+
 SOUND = {
+    "result of a search": (
+        made(nearest_distribution, nearest_distribution_gradient),
+        lambda: (normal(3, 4),),
+    ),
     "sine": (made(lambda x: x.sin(), lambda g, x: g * x.cos()), lambda: (normal(4, 6),)),
     "linear": (made(lambda x: 3 * x, lambda g, x: 3 * g), lambda: (normal(4, 6),)),
     "step": (made(lambda x: x.relu(), lambda g, x: g * (x > 0)), lambda: (normal(4, 6),)),
