@@ -123,7 +123,7 @@ def test_one_remedy_for_two_inputs_is_one():
 
 def test_two_remedies_for_two_inputs_are_two():
     one = finding("wrong-gradient", fix="use `x`", why="the sine is used")
-    two = finding("wrong-gradient", at=At(Gradient("w")), fix="divide by 2")
+    two = finding("wrong-gradient", at=At(Gradient("w")), fix="divide by 2", remedy="2.0")
 
     assert len(by_cause([one, two])) == 2
 

@@ -12,7 +12,6 @@ from pullback.check.facts import (
     Output,
     Second,
     Words,
-    gist,
     number,
     numbers,
 )
@@ -68,11 +67,6 @@ def test_gradient_in_a_list_is_its_name():
     assert At(Gradient("x"), (1,), ", late").brief == "`x` at [1], late"
     assert At(Both("x", "y")).brief == "the tensor that is both `x` and `y`"
     assert At(Output(0)).brief == "output 0"
-
-
-def test_gist_is_the_same_for_all_names():
-    assert gist("save `x.exp()`, not `y`") == gist("save `z`, not `w`")
-    assert gist("save `x`") != gist("drop `x`")
 
 
 # ---- findings made of facts ----

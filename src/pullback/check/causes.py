@@ -53,17 +53,18 @@ def _holds(cause: Cause, finding: Finding) -> bool:
 
 
 def _grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Those of one rule with one remedy, the names of inputs aside, as one."""
-    found: dict[tuple[str, ...], list[Finding]] = {}
+    """Those of one rule that one action repairs, as one."""
+    found: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
-        found.setdefault(_remedy(finding), []).append(finding)
+        found.setdefault(_repair(finding), []).append(finding)
     return [_as_one(several) for several in found.values()]
 
 
-def _remedy(finding: Finding) -> tuple[str, ...]:
-    """What two findings share that are one: the rule, how bad it is, and what repairs it."""
-    raised = finding.about.raised
-    return finding.rule.code, finding.weight, raised.type if raised else "", *finding.about.remedy
+def _repair(finding: Finding) -> tuple[object, ...]:
+    """What two findings share that are one: rule, severity, what kind of thing is wrong, remedy."""
+    about = finding.about
+    raised = about.raised.type if about.raised else ""
+    return finding.rule.code, finding.weight, raised, type(about.thing), about.remedy
 
 
 def _as_one(several: Sequence[Finding]) -> Finding:

@@ -6,7 +6,6 @@ the folding of what has one cause, and other programs (`Finding.about`) use the 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +15,6 @@ from pullback.judge.run import Raised
 Value = complex | float | None
 
 CELLS, WIDEST = 1024, 64  # of a gradient that is shown as a whole: numbers, and in a row
-
-_QUOTED = re.compile(r"`[^`]*`")
 
 
 # ---- things of a call ----
@@ -191,10 +188,10 @@ class About:
     """What a finding is about, as far as it is data and not words.
 
     `used` are the outputs with a cotangent and `needed` the inputs that required grad, where the
-    finding needs these and no others; None where all do. `remedy` is the same for findings that
-    one action repairs, whatever the names are. `sheet` holds the whole of a wrong gradient, where
-    it is small enough to look at. `detail` is what a rule knows besides, of a type of its own, for
-    its repros and for what it explains.
+    finding needs these and no others; None where all do. `remedy` tells the repairs of a rule
+    apart, where one does not serve all that it finds of a kind. `sheet` holds the whole of a wrong
+    gradient, where it is small enough to look at. `detail` is what a rule knows besides, of a type
+    of its own, for its repros and for what it explains.
     """
 
     at: At | None = None
@@ -203,7 +200,7 @@ class About:
     used: tuple[int, ...] | None = None
     needed: tuple[str, ...] | None = None
     is_explained: bool = False  # whether a reason is known
-    remedy: tuple[str, ...] = ()
+    remedy: str = ""
     detail: Any = None
     sheet: Sheet | None = None
 
@@ -263,8 +260,3 @@ def numbers(one: Value, two: Value) -> tuple[Number, Number]:
 def shapes(one: Any, two: Any) -> tuple[Words, Words]:
     """The shapes of two tensors, where that is what differs."""
     return Words(f"shape {list(one.shape)}"), Words(f"shape {list(two.shape)}")
-
-
-def gist(text: str) -> str:
-    """What a sentence says whatever the names and the code in it are."""
-    return _QUOTED.sub("`", text)

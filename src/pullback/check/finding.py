@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from pullback.check.facts import About, At, Number, Words, gist
+from pullback.check.facts import About, At, Number, Words
 from pullback.judge.run import Raised
 
 PROFILES = ("quick", "standard", "deep")
@@ -102,7 +102,7 @@ class Finding:
             used,
             needed,
             bool(why),
-            (remedy,) if remedy else (gist(why), gist(fix)),
+            remedy,
             detail,
         )
         return cls(rule, str(at), str(expected), str(got), why=why, fix=fix, about=about, **words)

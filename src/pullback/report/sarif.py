@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pullback.check.facts import gist
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.report import Accepted
 from pullback.report.outcome import Outcome
@@ -99,7 +98,7 @@ def _artifact(file: str) -> dict[str, str]:
 
 def _fingerprint(finding: Finding) -> str:
     file = finding.place.rpartition(":")[0]
-    about = str(finding.about.thing) or gist(finding.at)
+    about = str(finding.about.thing) or finding.about.remedy
     parts = (file, finding.subject, finding.rule.code, about)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

@@ -129,6 +129,7 @@ def _read_in_backward(subject: Subject, marked: Sequence[int]) -> Iterator[Findi
                 at=At(Output(i)),
                 expected="to require grad, as backward computes with its cotangent",
                 got="marked non-differentiable, so that its cotangent never comes",
+                remedy=str(i),
                 fix=f"leave output {i} out of ctx.mark_non_differentiable",
             )
     except (BackwardFailedError, RuntimeError, TypeError):

@@ -57,6 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at=At(Output(i)),
             expected="not to require grad: forward has no path for a gradient to it",
             got="it requires grad, though no small step of an input changes it",
+            remedy=str(i),
             fix=f"call ctx.mark_non_differentiable on output {i}, or return it as integers",
         )
 

@@ -76,6 +76,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 at=f"multiplications of products, with `{subject.names[frozen]}` frozen",
                 expected=f"about {now - min(usual - least, now)}, as PyTorch saves there",
                 got=f"{now}",
+                remedy=subject.names[frozen],
                 fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
             )
     except CallError as refusal:

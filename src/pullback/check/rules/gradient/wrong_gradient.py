@@ -45,6 +45,7 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
                 rule,
                 mismatch,
                 subject.base,
+                remedy=known.fix or str(factor_of(mismatch)),
                 why=pattern.why if kind == FACTOR else known.why or pattern.why,
                 fix=edit or pattern.fix or (REPLACE if backward else ""),
                 place=known.place,

@@ -54,6 +54,7 @@ def saved_too_much(subject: Subject) -> Iterator[Finding | Skip]:
             at=f"saved tensor {i}, of shape {list(kept.saved[i].shape)}",
             expected=f"`{words}` itself to be saved",
             got=f"a copy of it that takes {_bytes([kept.saved[i]])} bytes",
+            remedy=words,
             fix=f"save `{words}`, and expand, gather or cast in backward",
         )
     if not copies:

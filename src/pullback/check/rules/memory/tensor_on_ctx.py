@@ -84,6 +84,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             expected="tensors kept with ctx.save_for_backward, and freed by backward",
             got=got,
             detail=OnCtx(name, held[name], any(map(can_differ, chain(*before.values())))),
+            remedy=name,
             fix=f"ctx.save_for_backward instead of ctx.{name}",
         )
 

@@ -74,6 +74,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at=f"saved tensor {i}, of shape {list(tensor.shape)}",
             expected="to be read by backward",
             got=f"{tensor.numel() * tensor.element_size()} bytes kept, and never touched",
+            remedy=str(i),
             fix=f"leave tensor {i} out of ctx.save_for_backward",
         )
 

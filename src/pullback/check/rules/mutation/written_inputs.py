@@ -49,6 +49,7 @@ def unmarked_dirty(subject: Subject) -> Iterator[Finding | Skip]:
                 at=At(Input(written.name), change.index, rest=", after forward"),
                 expected=change.before.then(", or a mark that says it is changed"),
                 got=change.after.then(", and no mark"),
+                remedy=written.name,
                 fix=f"call ctx.mark_dirty({written.name}) before it is changed",
             )
 
