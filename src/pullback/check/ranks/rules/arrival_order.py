@@ -38,7 +38,7 @@ COMPARING = frozenset(
         *("wrapped-differs", "unequal-gradients"),
     }
 )
-EXPLAINS = (Cause(COMPARING, "they compare numbers that depend on the order", rank=20),)
+EXPLAINS = (Cause(COMPARING, "they compare numbers that depend on the order", rank=15),)
 LATE = 0.03  # seconds
 APART = 0.1  # seconds between two ranks that send to whoever takes it
 
