@@ -8,7 +8,6 @@ again.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -47,20 +46,6 @@ def is_there() -> bool:
 
 def _size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def load_without_group() -> None:
-    """Load what PyTorch loads later, and which keeps the group that is there then for ever.
-
-    Its functions have the group as a default. With it, its threads outlive the interpreter, and one
-    that still holds a tensor ends the process by SIGABRT.
-    """
-    members: Any = dist.GroupMember
-    world, members.WORLD = members.WORLD, None
-    try:
-        importlib.import_module("torch.distributed.nn.functional")
-    finally:
-        members.WORLD = world
 
 
 def together(job: RankJob, size: int, conduct: Callable[[Ask], Report]) -> Report:
@@ -102,7 +87,7 @@ class _Members:
             self._limits.lift()
             put_back()
             dist.destroy_process_group(self._control)
-            # As in `load_without_group`: no group may live until the process ends.
+            # As in `early`: no group may live until the process ends.
             self._control = self._rank = None
 
     def _conduct(self, conduct: Callable[[Ask], Report]) -> Report:

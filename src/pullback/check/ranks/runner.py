@@ -76,8 +76,6 @@ def check_ranks(
             f"`ranks` must be a whole number, two or more, to check `{target.name}` across ranks",
             got=repr(size),
         )
-    if existing.is_there():
-        existing.load_without_group()
     rules = selected(profile=profile, select=select, allow=allow, among=rank_rules())
     for registered in rules:
         if registered.prepare is not None:
