@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pullback.check.finding import Severity
+from pullback.check.given import arguments_from
 from pullback.check.models.rules import model_rules
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.report import Report
 from pullback.check.rules import all_rules
-from pullback.check.runner import arguments_from, check
+from pullback.check.runner import check
 from pullback.check.target import Target, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
