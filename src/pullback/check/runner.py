@@ -43,7 +43,6 @@ Progress = Callable[[str, int, int], None]
 # Workers that may be lost before the rest is given up: a hang counts whole, a crash a quarter.
 ENOUGH = 1.0
 
-NO_GROUP = "process group has not been initialized"  # of PyTorch, to a collective without ranks
 NEEDS_RANKS = "give `ranks=2`, on the command line `--ranks 2`: it is a function of several ranks"
 FORWARD_RUNS = "give inputs for which forward runs"
 
@@ -293,7 +292,7 @@ class _Collected:
                 f"`{self.job.target.name}` must accept the inputs it is checked with",
                 at=message.where,
                 got=message.reason,
-                fix=NEEDS_RANKS if NO_GROUP in message.reason else FORWARD_RUNS,
+                fix=NEEDS_RANKS if message.needs_ranks else FORWARD_RUNS,
             )
         if message.kind == "begin":
             self.current = message.rule
