@@ -69,7 +69,7 @@ def test_group_that_nobody_uses_runs_as_written():
     made = pb.hybrid(program, x, groups=[(1, 2)], backend="eager")
 
     assert_same(derivatives_of(made.apply, (x,)), derivatives_of(program, (x,)))
-    assert "as written: 1 exp, 2 tanh: nobody uses what it gives" in made.explain()
+    assert "as written: 1 exp, 2 tanh: its result is not used" in made.explain()
 
 
 def slope(x):
