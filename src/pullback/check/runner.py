@@ -296,12 +296,13 @@ class _Collected:
             self.relations = message.relations
             kept = "; ".join(message.relations)
             self.notes.append(f"only inputs were tried that keep what the example shows: {kept}")
-        if message.kind == "unfit":
+        if message.raised is not None:
+            needs_ranks = NO_GROUP in message.raised.text
             raise ExamplesError(
                 f"`{self.job.target.name}` must accept the inputs it is checked with",
                 at=message.where,
-                got=message.reason,
-                fix=NEEDS_RANKS if NO_GROUP in message.reason else FORWARD_RUNS,
+                got=str(message.raised),
+                fix=NEEDS_RANKS if needs_ranks else FORWARD_RUNS,
             )
         if message.kind == "begin":
             self.current = message.rule

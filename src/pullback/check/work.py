@@ -25,7 +25,7 @@ from pullback.check.surrogates import Surrogate, intent_with, surrogates_of
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from
 from pullback.judge.example import Example
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, describe
 
 OPS = str(Path(TORCH, "_ops.py"))  # where PyTorch calls ops
 
@@ -82,6 +82,7 @@ class Message:
     inside: tuple[str, ...] = ()
     surrogates: tuple[Surrogate, ...] = ()
     relations: tuple[str, ...] = ()
+    raised: Raised | None = None
 
 
 Tell = Callable[[Message], Any]
@@ -156,9 +157,9 @@ def _fitness(subject: Subject) -> Message:
                 subject.first_run = subject.first_run or called
                 break
             except ForwardRefusedError as refusal:
-                reason = str(refusal)
+                raised = refusal.raised
         else:
-            return Message("unfit", reason=reason, where=example.words(subject.names))
+            return Message("unfit", raised=raised, where=example.words(subject.names))
     seconds = (worked() - start) / len(subject.examples)
     return Message("accepted", seconds=seconds, inside=_inside(subject))
 
