@@ -87,7 +87,7 @@ def _made(
         raise CaptureError(
             "the cache must be a folder that can be written to, by nobody else",
             got=_in_one_line(error),
-            fix="mend its owner and mode, or set PULLBACK_CACHE_DIR to another folder",
+            fix="correct its owner and mode, or set PULLBACK_CACHE_DIR to another folder",
         ) from error
 
 
