@@ -140,3 +140,19 @@ def test_node_is_not_tied_to_what_its_dead_units_read():
 
     assert not calls
     assert y.grad is None
+
+
+def test_unit_that_draws_and_is_not_used_stays_in_its_node():
+    def program(x):
+        y = x * 2
+        torch.nn.functional.dropout(y)
+        return torch.nn.functional.dropout(y.sin())
+
+    x = torch.randn(50, dtype=torch.float64, requires_grad=True)
+    made = pb.hybrid(program, x, groups=[(0, 1, 2, 3)], backend="eager")
+    torch.manual_seed(3)
+    expected = program(x)
+    torch.manual_seed(3)
+
+    assert torch.equal(made.apply(x), expected)
+    assert "one node: 0 mul, 1 dropout, 2 sin, 3 dropout" in made.explain()
