@@ -11,7 +11,7 @@ from tests.compose.pipelines import Square
 from tests.compose.random_programs import inputs_of, random_groups, random_program
 
 
-def require_law(seed: int, backend: str, count: int = 1) -> None:
+def require_same_results(seed: int, backend: str, count: int = 1) -> None:
     """Require hybrids of the program of this number to be as it is written."""
     drawn = random_program(seed)
     args = inputs_of(drawn)
@@ -33,21 +33,21 @@ def require_law(seed: int, backend: str, count: int = 1) -> None:
 
 @pytest.mark.quick(15)
 @pytest.mark.parametrize("seed", range(40))
-def test_hybrid_of_a_random_program_keeps_the_law(seed):
-    require_law(seed, "eager")
+def test_hybrid_of_a_random_program_computes_the_same(seed):
+    require_same_results(seed, "eager")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40, 240))
-def test_more_hybrids_of_random_programs_keep_the_law(seed):
-    require_law(seed, "eager", count=3)
+def test_more_hybrids_of_random_programs_compute_the_same(seed):
+    require_same_results(seed, "eager", count=3)
 
 
 @pytest.mark.slow
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("seed", range(8))
-def test_compiled_hybrid_of_a_random_program_keeps_the_law(seed):
-    require_law(seed, "inductor")
+def test_compiled_hybrid_of_a_random_program_computes_the_same(seed):
+    require_same_results(seed, "inductor")
 
 
 def test_random_programs_have_all_kinds_of_steps():
