@@ -248,7 +248,9 @@ class Rank:
                 if "is_right" not in space:  # it is the function's
                     raise
                 has_failed = True
-        return Ran(has_failed, float(space["expected"]), float(space["got"]))
+        found = Ran(has_failed, float(space["expected"]), float(space["got"]))
+        space.clear()  # its functions hold it, and it holds groups: see `existing`
+        return found
 
     def _wrapped(self, command: Wrap) -> Pulled:
         example = self._at(command.point)
