@@ -286,6 +286,37 @@ def test_baseline_follows_a_file_that_is_renamed(project):
     assert "no longer found: ops_in_ci.py:Doubled: G103 wrong-factor" in mended.stdout
 
 
+@pytest.mark.parametrize(
+    ("broken", "options", "told"),
+    [
+        ("raise RuntimeError", (), "1 could not be checked: ops_in_ci.py."),
+        (OPS, ("--allow", "wrong-fctor"), ""),
+        (OPS, ("--example", "no_such_name"), ""),
+    ],
+    ids=["file that cannot be imported", "unknown rule", "example that cannot be made"],
+)
+def test_baseline_keeps_what_could_not_be_looked_for(project, broken, options, told):
+    write("pullback.toml", 'baseline = "known.json"\ntargets = ["ops_in_ci.py", "wasteful_in_ci.py"]')
+    write("wasteful_in_ci.py", WASTEFUL)
+    run("--write-baseline")
+    known = Path("known.json").read_text()
+    write("ops_in_ci.py", broken)
+    checked = run(*options)
+    written = run("--write-baseline", *options)
+
+    assert "no longer found" not in checked.stdout
+    assert written.exit_code == 2
+    assert told in written.stdout
+    assert ("Written to" in written.stdout) == bool(told)
+    assert Path("known.json").read_text() == known
+
+
+def test_baseline_is_not_made_by_a_command_that_is_mistaken(project):
+    run("ops_in_ci.py", "--write-baseline", "--allow", "wrong-fctor")
+
+    assert not Path("pullback-baseline.json").exists()
+
+
 def test_baseline_of_settings_is_beside_them(project, monkeypatch):
     write("pullback.toml", 'baseline = "known.json"\ntargets = ["ops_in_ci.py"]\n')
     (project / "inner").mkdir()

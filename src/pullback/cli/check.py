@@ -31,7 +31,7 @@ from pullback.cli.kept import recalled
 from pullback.cli.options import from_here, require_rules, settings_from, settings_options, unfolded
 from pullback.cli.outputs import Outputs, outputs_of
 from pullback.cli.results import Found, checked_targets
-from pullback.cli.review import Review, whole_files
+from pullback.cli.review import Review
 from pullback.cli.settings import Chosen, Settings
 from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
@@ -78,6 +78,17 @@ class CheckedTargets:
     errors: list[Failure] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
     is_cut: bool = False
+
+    @property
+    def is_mistaken(self) -> bool:
+        """Whether the command, or its settings, ask for what there is not: nothing is checked."""
+        return any(not name for name, _ in self.errors)
+
+    def left(self) -> set[str]:
+        """The targets without a report, by name."""
+        found = {identity.name for identity, _ in self.found}
+        done = {one.identity.name for one in self.checked}
+        return {name for name, _ in self.errors} | found - done
 
 
 @click.command("check")
@@ -177,10 +188,12 @@ def command(
     review = Review.begun(settings, is_writing=write_baseline)
     asked = Asked(targets, expressions, recording, libraries, ranks, changed, shard)
     results = _prepared(asked, settings)
+    review.is_writing &= not results.is_mistaken
     options = Options(settings, results.inputs, placements, sanitize)
     _check_all(results, options, review, outputs)
     aside.end()
-    files = [] if shard or changed else whole_files(results.names, settings.root)
+    is_part = shard or changed or results.is_mistaken
+    files = [] if is_part else review.whole_files(results.names, results.left(), settings.root)
     outcome = Outcome(
         tuple(one.report for one in results.checked),
         tuple(results.errors),
@@ -188,7 +201,7 @@ def command(
         Severity(settings.fail_on),
     )
     if outputs.is_text:
-        written = review.written(results.checked) if write_baseline else ""
+        written = review.written(results.checked) if review.is_writing else ""
         for line in _last_lines(outcome, written, results.found):
             click.echo(line)
     outputs.write(outcome)

@@ -66,11 +66,11 @@ class Settings:
         for name in _PLAIN:
             value = getattr(self, name)
             line = f"{spoken(name)} = {_toml(value)}"
-            lines.append(f"{line:<36}# {self.origins.get(name, DEFAULT)}")
+            lines.append(f"{line:<35} # {self.origins.get(name, DEFAULT)}")
         for name in _TABLES:
             for key, table in getattr(self, name).items():
                 where = f"# {self.origins.get(name, DEFAULT)}"
-                lines += ["", f"{'[' + spoken(name) + '.' + json.dumps(key) + ']':<36}{where}"]
+                lines += ["", f"{'[' + spoken(name) + '.' + json.dumps(key) + ']':<35} {where}"]
                 lines += [f"{spoken(one)} = {_toml(value)}" for one, value in table.items()]
         return "\n".join(lines)
 
