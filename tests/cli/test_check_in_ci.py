@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pullback.cli import check as cli
+from pullback.cli import kept
 from pullback.cli.changed import files_with_functions
 from pullback.cli.main import app
 
@@ -296,7 +297,9 @@ def test_baseline_follows_a_file_that_is_renamed(project):
     ids=["file that cannot be imported", "unknown rule", "example that cannot be made"],
 )
 def test_baseline_keeps_what_could_not_be_looked_for(project, broken, options, told):
-    write("pullback.toml", 'baseline = "known.json"\ntargets = ["ops_in_ci.py", "wasteful_in_ci.py"]')
+    write(
+        "pullback.toml", 'baseline = "known.json"\ntargets = ["ops_in_ci.py", "wasteful_in_ci.py"]'
+    )
     write("wasteful_in_ci.py", WASTEFUL)
     run("--write-baseline")
     known = Path("known.json").read_text()
@@ -372,7 +375,9 @@ def test_unchanged_target_is_not_checked_again(project, monkeypatch):
     assert kept == first.stdout.splitlines()
 
 
-@pytest.mark.parametrize("change", ["source", "dependency", "settings", "inputs", "no cache"])
+@pytest.mark.parametrize(
+    "change", ["source", "dependency", "library", "settings", "inputs", "no cache"]
+)
 def test_changed_target_is_checked_again(project, monkeypatch, change):
     run("ops_in_ci.py:Halved", cache="")
     calls = count_checks(monkeypatch)
@@ -381,6 +386,9 @@ def test_changed_target_is_checked_again(project, monkeypatch, change):
         write("ops_in_ci.py", OPS + "\n# another line\n")
     if change == "dependency":
         write("shared_part.py", "def factor():\n    return 2.0\n")
+    if change == "library":  # another version of one that is installed
+        (project / "lib" / "kernels-2.0.dist-info").mkdir(parents=True)
+        monkeypatch.syspath_prepend(project / "lib")
     if change == "settings":
         options = ["--allow", "wrong-gradient"]
     if change == "inputs":
@@ -388,6 +396,22 @@ def test_changed_target_is_checked_again(project, monkeypatch, change):
     if change == "no cache":
         cache = "--no-cache"
     run("ops_in_ci.py:Halved", *options, cache=cache)
+
+    assert calls == ["Halved"]
+
+
+def test_result_is_kept_from_one_installation_to_the_next(project, monkeypatch, tmp_path):
+    run("ops_in_ci.py:Halved", cache="")
+    again = tmp_path / "again" / "pullback"
+    shutil.copytree(kept.PACKAGE, again, copy_function=shutil.copyfile)  # at other times
+    monkeypatch.setattr(kept, "PACKAGE", again)
+    kept._own_version.cache_clear()
+    calls = count_checks(monkeypatch)
+    run("ops_in_ci.py:Halved", cache="")
+    (again / "pages.py").write_text("# another version", encoding="utf-8")
+    kept._own_version.cache_clear()
+    run("ops_in_ci.py:Halved", cache="")
+    kept._own_version.cache_clear()
 
     assert calls == ["Halved"]
 

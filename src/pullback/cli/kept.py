@@ -2,8 +2,10 @@
 
 A report is kept under all that it depends on: the source of the target and of every file of the
 user's that it imports, the inputs to the last number, the settings, this version of pullback with
-the rules of other packages, PyTorch, Python and the machine. What a function reads besides (a file,
-the environment, a library that it loads by itself) is not seen: `--no-cache` checks anew.
+the rules of other packages, the installed packages by their versions, PyTorch, Python and the
+machine. Nothing of it is a time or a place of installation, so that what one machine of CI kept
+holds on the next. What a function reads besides (a file, the environment, a library that it loads
+by itself) is not seen: `--no-cache` checks anew.
 """
 
 from __future__ import annotations
@@ -111,6 +113,7 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
         "files": files,
         "settings": repr(settings),
         "foreign": foreign,
+        "installed": _installed(tuple(sys.path)),
         "inputs": _digest(repr(numbers).encode()),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.is_available(),
@@ -120,10 +123,19 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
 
 @functools.cache
 def _own_version() -> str:
-    """What tells this version of pullback from others: every file of it, by size and time."""
-    files = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".html"))
-    stats = [(str(path.relative_to(PACKAGE)), path.stat()) for path in files]
-    return _digest(repr([(name, s.st_size, s.st_mtime_ns) for name, s in stats]).encode())
+    """What tells this version of pullback from others: every file of it."""
+    whole = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".html"):
+            whole.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
+    return whole.hexdigest()
+
+
+@functools.cache
+def _installed(folders: tuple[str, ...]) -> list[str]:
+    """The packages in these folders, each with its version, as installers note them."""
+    notes = (path for folder in folders for path in Path(folder).glob("*.*-info"))
+    return sorted({path.name for path in notes})
 
 
 def _version_of(module: str) -> str:
