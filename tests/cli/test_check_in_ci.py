@@ -177,6 +177,36 @@ def test_function_of_others_is_declared_from_outside(project):
     assert run("ops_in_ci.py:Doubled", "--settings", "pullback.toml").exit_code == 0
 
 
+WITH_INSIDE = """
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return Doubled.apply(x).sin()
+
+
+def program(x):
+    return Doubled.apply(x).sin()
+"""
+
+
+@pytest.mark.parametrize("name", ["Model", "program"])
+def test_settings_hold_for_functions_inside(project, name):
+    write("ops_in_ci.py", OPS + WITH_INSIDE)
+    command = [f"ops_in_ci.py:{name}", "--example", "torch.randn(3, 4, requires_grad=True)"]
+    plain = run(*command, select="gradient", cache="")
+    write("pullback.toml", '[declare."ops_in_ci:Doubled"]\nsurrogate = ["x"]\n')
+    declared = run(*command, select="", cache="")
+    write("pullback.toml", '[per-target."ops_in_ci:Doubled"]\nallow = ["wrong-factor"]\n')
+    allowed = [run(*command, select=one, cache="") for one in ("gradient", "wrong-factor")]
+
+    assert "wrong-factor (wrong)" in plain.stdout
+    assert declared.exit_code == 0, declared.output
+    assert not any("in:       Doubled" in one.stdout for one in allowed)
+    assert [one.exit_code for one in allowed] == [0, 0] or name == "program"  # wrong itself
+
+
 def test_wrong_declaration_is_told(project):
     write("pullback.toml", '[declare."ops_in_ci.py:Doubled"]\nsurrogate = ["y"]\n')
     result = run("ops_in_ci.py:Doubled")
@@ -192,6 +222,17 @@ def test_target_has_settings_of_its_own(project):
     assert result.exit_code == 0
     assert result.stdout.startswith("Doubled: nothing found. 8 rules, ")
     assert "\nHalved: nothing found. 9 rules, " in result.stdout
+
+
+@pytest.mark.parametrize("rule", ["unused-parameter", "model"])
+def test_rule_of_models_may_stand_in_settings(project, rule):
+    write("pullback.toml", f'allow = ["{rule}"]\n')
+    allowed = run("ops_in_ci.py:Halved")
+    write("pullback.toml", "")
+    selected = run("ops_in_ci.py:Halved", select=rule)
+
+    assert allowed.exit_code == 0, allowed.output
+    assert "E404 rule-name: `select` must name a rule that can be tried here" in selected.stderr
 
 
 def test_mistake_in_settings_ends_with_code_two(project):
@@ -475,6 +516,20 @@ def test_what_is_excluded_is_left_out_unless_it_is_named(project):
     assert whole.exit_code == 0
     assert [one["subject"] for one in json.loads(whole.stdout)["reports"]] == ["Halved"]
     assert [one["subject"] for one in json.loads(named.stdout)["reports"]] == ["Doubled"]
+
+
+@needs_git
+@pytest.mark.parametrize("branch", ["main", "orphan"])
+def test_everything_has_changed_before_the_first_commit(project, branch):
+    git("init")
+    if branch == "orphan":
+        git("commit", "--allow-empty", "-m", "of another branch")
+        git("checkout", "--orphan", branch)
+    git("add", "ops_in_ci.py")
+    result = run("--changed")
+
+    assert result.exit_code == 1
+    assert "2 Functions checked, 1 with findings: Doubled." in result.stdout
 
 
 @needs_git

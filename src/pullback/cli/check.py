@@ -21,11 +21,11 @@ from pullback.check.ranks.rules import rank_rules
 from pullback.check.report import Report
 from pullback.check.rules import all_rules
 from pullback.check.runner import arguments_from, check
-from pullback.check.target import Target, declared_with
+from pullback.check.target import Target, choosing, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
-from pullback.cli.identity import Identity
+from pullback.cli.identity import Identity, identity_of
 from pullback.cli.inputs import InputSource, inputs_for, named_inputs
 from pullback.cli.kept import recalled
 from pullback.cli.options import from_here, require_rules, settings_from, settings_options, unfolded
@@ -286,6 +286,11 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
 def _checked(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     """The report on one target, or what keeps it from being checked."""
     torch.manual_seed(0)  # the same inputs, whatever was checked before
+    with choosing(partial(_inside, options.settings)):
+        return _report(options, identity, target)
+
+
+def _report(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     chosen = options.settings.of(identity.names, identity.file)
     try:
         declared = declared_with(target, chosen.declares)
@@ -318,6 +323,13 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
         return error
     notes = [note] if note else []
     return report.with_notes(*notes, *[KEPT] * was_kept)
+
+
+def _inside(settings: Settings, target: Target) -> dict[str, Any]:
+    """What the settings say of a Function that is called inside a target."""
+    identity = identity_of(target.name, target, settings.root)
+    chosen = settings.of(identity.names, identity.file)
+    return {"allow": chosen.allow, "declares": chosen.declares}
 
 
 def _source(options: Options, chosen: Chosen) -> InputSource:

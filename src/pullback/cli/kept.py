@@ -26,7 +26,7 @@ from torch import Tensor
 from pullback.check.crash import RULE as CRASH
 from pullback.check.registration import is_in_one_file
 from pullback.check.report import Report
-from pullback.check.rules import selected
+from pullback.check.rules import all_rules
 from pullback.check.target import Target
 from pullback.cli.identity import Identity, source_text
 from pullback.cli.settings import Chosen
@@ -98,8 +98,9 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
         raise Unkeepable  # another file may have given it its backward, or a kernel
     files = {str(path): _digest(path.read_bytes()) for path in sources_of(identity.path)}
     settings = [chosen.select, chosen.allow, chosen.profile, chosen.time, chosen.declares]
-    rules = selected(profile=chosen.profile, select=chosen.select, allow=chosen.allow)
-    modules = sorted({one.module for one in rules if not one.module.startswith("pullback.")})
+    if not target.is_function:
+        settings += chosen.of_others
+    modules = sorted({one.module for one in all_rules() if not one.module.startswith("pullback.")})
     foreign = {name: _version_of(name) for name in modules}
     numbers = [
         [_value(arg) for arg in example.args] + sorted(example.needs) for example in examples

@@ -58,6 +58,7 @@ class Settings:
         declared: dict[str, Any] = {}
         for part in _matching(self.declare, names):
             declared |= part
+        chosen["of_others"] = (self.per_file, self.per_target, self.declare)
         return Chosen(allow=tuple(dict.fromkeys(allowed)), declares=declared or None, **chosen)
 
     def shown(self) -> str:
@@ -85,6 +86,8 @@ class Chosen:
     time: float = 0.0
     inputs: str = ""
     declares: Mapping[str, Any] | None = None
+    # What is said of the others, for the Functions that are called inside of it.
+    of_others: tuple[Table, ...] = field(default=(), compare=False)
 
 
 _TABLES = ("per_file", "per_target", "declare")
