@@ -203,6 +203,16 @@ def test_surrogate_inside_a_program_is_known(is_declared):
     assert any("`Rounded`, which it calls" in note for note in report.notes)
 
 
+def test_second_derivative_through_a_surrogate_is_not_compared():
+    function = made("Smoothed", lambda ctx, x: x * x.sigmoid(), lambda ctx, g: 1.5 * g)
+    function.declares = {"surrogate": True}
+
+    report = pb.check(lambda x: function.apply(x).sin(), (row(4, 5),), select=["second"])
+
+    assert report.ok
+    assert any("which second derivatives go through" in s.reason for s in report.skips)
+
+
 def test_estimate_inside_a_program_is_known():
     drawn = made("Sampled", log_sum, sampled)
 

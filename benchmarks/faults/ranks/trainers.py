@@ -984,9 +984,7 @@ class MeanOverSums(MeanOver):
 
 
 CASES.add(MeanOver, inputs(shard(3, 2)))
-CASES.add(
-    MeanOverSums, inputs(shard(3, 2)), placements=_SHARDED, rule=("rank-factor",)
-)
+CASES.add(MeanOverSums, inputs(shard(3, 2)), placements=_SHARDED, rule=("rank-factor",))
 
 
 class FromFirst(Function):

@@ -34,7 +34,13 @@ from pullback.check.surroundings import usual_modes
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
-from pullback.errors import DeclarationError, ExamplesError, InternalError, TargetError
+from pullback.errors import (
+    DeclarationError,
+    ExamplesError,
+    InternalError,
+    RuleNameError,
+    TargetError,
+)
 from pullback.judge.example import example_of
 from pullback.judge.run import describe
 
@@ -263,11 +269,12 @@ class _Collected:
         if not self.inside or self.is_here or self.is_fresh:
             return (), self.inside
         found, missing = functions_inside(self.job.target, self.job.examples)
-        meant = {"surrogate": True} if self.job.target.intent.has_surrogate else None
         reports = []
         for one in found:
             try:
-                reports.append(check(one.target, list(one.inputs), declares=meant, **options))
+                reports.append(one.checked(check, self.job.target, options))
+            except RuleNameError:  # all that is asked is allowed for it
+                continue
             except ExamplesError:  # it refuses leaves, say, where the program passes others
                 missing = (*missing, one.target.name)
         return reports, missing

@@ -42,7 +42,7 @@ class Allow:
 
     def covers(self, finding: Finding, report: Report) -> bool:
         """Whether it allows a finding: by its rule, and by its place or the class it is about."""
-        if not any(_answers(finding.rule, word) for word in self.words):
+        if not finding.rule.is_called(*self.words):
             return False
         file, _, line = finding.place.rpartition(":")
         is_here = line.isdigit() and self.first <= int(line) <= self.last
@@ -136,7 +136,7 @@ def idle(checked: Sequence[Checked], used: set[Allow]) -> Iterator[Remark]:
     for path, file in files.items():
         for allow in allows_in(path):
             where = f"{file}:{allow.line}"
-            unknown = [w for w in allow.words if not any(_answers(rule, w) for rule in rules)]
+            unknown = [w for w in allow.words if not any(rule.is_called(w) for rule in rules)]
             if unknown or not allow.words:
                 meant = _meant(unknown[0], rules) if unknown else ""
                 wrong = f"`{unknown[0]}` is no rule{meant}" if unknown else "it names no rule"
@@ -157,7 +157,7 @@ def _is_tried(allow: Allow, checked: Sequence[Checked]) -> bool:
     for report in about:
         left = {skip.rule.code for skip in report.skips if skip.is_refusal}
         tried = set(report.rules) - left
-        named = [r.rule for r in explained() if any(_answers(r.rule, w) for w in allow.words)]
+        named = [r.rule for r in explained() if r.rule.is_called(*allow.words)]
         if not any(rule.code in tried for rule in named):
             return False
     return True
@@ -165,10 +165,6 @@ def _is_tried(allow: Allow, checked: Sequence[Checked]) -> bool:
 
 def _is_within(owner: str, subject: str) -> bool:
     return owner == subject or owner.startswith(f"{subject}.") or subject.startswith(f"{owner}.")
-
-
-def _answers(rule: Rule, word: str) -> bool:
-    return word in (rule.code, rule.name, rule.group)
 
 
 def _meant(word: str, rules: Sequence[Rule]) -> str:

@@ -22,17 +22,17 @@ from pullback.check.ranks.rules import rank_rules
 from pullback.check.report import Report
 from pullback.check.rules import all_rules
 from pullback.check.runner import check
-from pullback.check.target import Target, declared_with
+from pullback.check.target import Target, choosing, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
-from pullback.cli.identity import Identity
+from pullback.cli.identity import Identity, identity_of
 from pullback.cli.inputs import InputSource, inputs_for, named_inputs
 from pullback.cli.kept import recalled
 from pullback.cli.options import from_here, require_rules, settings_from, settings_options, unfolded
 from pullback.cli.outputs import Outputs, outputs_of
 from pullback.cli.results import Found, checked_targets
-from pullback.cli.review import Review, whole_files
+from pullback.cli.review import Review
 from pullback.cli.settings import Chosen, Settings
 from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
@@ -79,6 +79,17 @@ class CheckedTargets:
     errors: list[Failure] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
     is_cut: bool = False
+
+    @property
+    def is_mistaken(self) -> bool:
+        """Whether the command, or its settings, ask for what there is not: nothing is checked."""
+        return any(not name for name, _ in self.errors)
+
+    def left(self) -> set[str]:
+        """The targets without a report, by name."""
+        found = {identity.name for identity, _ in self.found}
+        done = {one.identity.name for one in self.checked}
+        return {name for name, _ in self.errors} | found - done
 
 
 @click.command("check")
@@ -178,10 +189,12 @@ def command(
     review = Review.begun(settings, is_writing=write_baseline)
     asked = Asked(targets, expressions, recording, libraries, ranks, changed, shard)
     results = _prepared(asked, settings)
+    review.is_writing &= not results.is_mistaken
     options = Options(settings, results.inputs, placements, sanitize)
     _check_all(results, options, review, outputs)
     aside.end()
-    files = [] if shard or changed else whole_files(results.names, settings.root)
+    is_part = shard or changed or results.is_mistaken
+    files = [] if is_part else review.whole_files(results.names, results.left(), settings.root)
     outcome = Outcome(
         tuple(one.report for one in results.checked),
         tuple(results.errors),
@@ -189,7 +202,7 @@ def command(
         Severity(settings.fail_on),
     )
     if outputs.is_text:
-        written = review.written(results.checked) if write_baseline else ""
+        written = review.written(results.checked) if review.is_writing else ""
         for line in _last_lines(outcome, written, results.found):
             click.echo(line)
     outputs.write(outcome)
@@ -274,6 +287,11 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
 def _checked(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     """The report on one target, or what keeps it from being checked."""
     torch.manual_seed(0)  # the same inputs, whatever was checked before
+    with choosing(partial(_inside, options.settings)):
+        return _report(options, identity, target)
+
+
+def _report(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     chosen = options.settings.of(identity.names, identity.file)
     try:
         declared = declared_with(target, chosen.declares)
@@ -306,6 +324,13 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
         return error
     notes = [note] if note else []
     return report.with_notes(*notes, *[KEPT] * was_kept)
+
+
+def _inside(settings: Settings, target: Target) -> dict[str, Any]:
+    """What the settings say of a Function that is called inside a target."""
+    identity = identity_of(target.name, target, settings.root)
+    chosen = settings.of(identity.names, identity.file)
+    return {"allow": chosen.allow, "declares": chosen.declares}
 
 
 def _source(options: Options, chosen: Chosen) -> InputSource:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Gradient, Number, at_worst, numbers
+from pullback.check.facts import Gradient, Number, at_worst, numbers, sheet_of
 from pullback.check.finding import Finding
 from pullback.check.repro.context import ReproContext, Retell
 from pullback.judge.mismatch import Mismatch, index_of
@@ -29,7 +29,8 @@ def of_mismatch(shown: Mismatch) -> Retell:
             return finding
         if expected.rest or got.rest:
             return finding
-        return finding.retold(at_worst(shown).then(at.rest), *numbers(shown.expected, shown.got))
+        told = finding.retold(at_worst(shown).then(at.rest), *numbers(shown.expected, shown.got))
+        return replace(told, about=replace(told.about, sheet=sheet_of(shown)))
 
     return retell
 
