@@ -22,15 +22,18 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.capture.seeds import uniform_like
+from pullback.check.dispatch import views_memory
 from pullback.check.subject import Subject
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import Example, can_differ, tensors_in, wide_of
 from pullback.judge.mismatch import Mismatch
+from pullback.judge.reference import FINEST
 from pullback.judge.run import CallError, copies_of, cotangents_of, of_span
 from pullback.judge.tolerances import CLOSED_FORM, SHARE, STABLE, largest_entry
 
 ROUNDS = 32  # of one op in a forward that iterates
+READS = ("copy_", "_local_scalar_dense")  # a loop over entries has many of these, and no rounds
 NOTHING = 1e-12  # of an input, which a sound function does not amplify much
 KEPT = "approximates"
 
@@ -48,7 +51,7 @@ def is_behaved(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
 
 
 class _Counts(DispatchMode):
-    """How often each op runs."""
+    """How often each op runs that computes something."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,9 +59,10 @@ class _Counts(DispatchMode):
         self.is_whole = False  # whether many numbers became integers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops[func.overloadpacket] += 1
+        name = func.overloadpacket.__name__
+        self.ops[name] += name not in READS and not views_memory(func)
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ == "_to_copy" and args[0].numel() > 1:
+        if name == "_to_copy" and args[0].numel() > 1:
             self.is_whole |= can_differ(args[0]) and is_index(result)
         return result
 
@@ -76,7 +80,7 @@ def _counts(subject: Subject) -> _Counts:
 def _is_closed_form(subject: Subject) -> bool:
     """Whether the gradients at the example are forward's up to rounding, in double precision."""
     example = subject.small
-    if any(wide_of(example.args[i]).dtype != example.args[i].dtype for i in example.needs):
+    if subject.reference.noise_of(example) > FINEST:
         return True  # rounding hides it
     try:
         run = subject.run(example)

@@ -115,7 +115,8 @@ class Subject:
 
     def other_arguments(self) -> Iterator[Example]:
         """`whole` with each argument that is no differentiable tensor as another one in turn."""
-        return arguments_of(self.whole, self.names, self.target.words)
+        target = self.target
+        return arguments_of(self.whole, self.names, target.words, target.optional)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -33,11 +33,15 @@ class Variant(Enum):
 
 
 def arguments_of(
-    example: Example, names: tuple[str, ...], words: frozenset[str] = frozenset()
+    example: Example,
+    names: tuple[str, ...],
+    words: frozenset[str] = frozenset(),
+    optional: frozenset[str] = frozenset(),
 ) -> Iterator[Example]:
     """Each argument that is no differentiable tensor in turn with other values.
 
-    A word among them becomes another one out of `words`, which the code of forward has.
+    A word among them becomes another one out of `words`, which the code of forward has; a number
+    that is `optional`, by its name, also None.
     """
     for i, arg in enumerate(example.args):
         if isinstance(arg, Tensor):
@@ -49,7 +53,10 @@ def arguments_of(
                 label = f"`{names[i]}` with different entries"
                 yield example.put(i, unequal_numbers(arg), label)
             continue
-        for value in _others(arg, names[i], example, words):
+        others = list(_others(arg, names[i], example, words))
+        if names[i] in optional and isinstance(arg, int | float):
+            others.append(None)
+        for value in others:
             yield example.put(i, value, f"`{names[i]}` as {value!r}")
 
 
@@ -65,7 +72,7 @@ def _others(arg: Any, name: str, example: Example, words: frozenset[str]) -> Ite
         elif arg > 0:
             yield from sorted({v for v in (arg - 1, arg // 2, arg + 1, 2 * arg) if 0 < v != arg})
     elif isinstance(arg, float):
-        yield from (arg / 2, arg * 2) if arg else UNSET
+        yield from (arg / 2, arg * 2, 0.0) if arg else UNSET
         if name in SIGNED and arg > 0:
             yield -arg
     elif isinstance(arg, str) and (arg in REDUCTIONS or arg in words):

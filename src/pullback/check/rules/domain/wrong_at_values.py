@@ -371,8 +371,9 @@ Cannot see
 Gradients must be right for other values of the arguments beside the tensors.
 
 What it checks
-    Each number halved, doubled, one more and one less, dimensions counted from either end, switches
-    turned, `reduction` as mean, sum and none, masks with zeros in them: what forward accepts.
+    Each number halved, doubled, 0, one more and one less, or None where it may be left out,
+    dimensions counted from either end, switches turned, `reduction` as mean, sum and none, masks
+    with zeros in them: what forward accepts.
 
 Why it matters
     An option is tried with one value. A mean divides by the length where it should divide by the
