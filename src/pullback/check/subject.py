@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
+from pullback.check.dispatch import Work
 from pullback.check.facts import Number, at_worst, numbers, sheet_of
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
@@ -353,6 +354,13 @@ class Subject:
         except ForwardRefusedError as refusal:
             return refusal.raised
         return None
+
+    @cached_property
+    def operators(self) -> int:
+        """How many operators one call and one pull have; raises what they raise."""
+        with Work() as work:
+            self.pull(self.small)
+        return work.operators
 
     @cached_property
     def is_steady(self) -> bool:

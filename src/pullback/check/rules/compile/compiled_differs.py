@@ -33,7 +33,6 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.conditions import RUNS, needs
-from pullback.check.dispatch import Work
 from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.inputs.shapes import batches_of
@@ -90,20 +89,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.writes_inputs:
         yield Skip(RULE, "forward writes into its input, which PyTorch's compiler mistraces")
         return
-    if _operators(subject) > min(MANY, (subject.deadline - worked()) / EACH):
+    # Loops are written out by the compiler.
+    if subject.operators > min(MANY, (subject.deadline - worked()) / EACH):
         yield Skip.refused(RULE, "so many operators in a row take the compiler too long")
         return
     results = list(_compared(subject, "aot_eager"))
     if subject.profile == "deep" and not results:
         results = list(_compared(subject, "inductor"))
     yield from results
-
-
-def _operators(subject: Subject) -> int:
-    """How many operators one call and one pull have: loops are written out by the compiler."""
-    with Work() as work:
-        subject.pull(subject.small)
-    return int(work.operators)
 
 
 def _compared(subject: Subject, backend: str) -> Iterator[Finding | Skip]:
