@@ -46,6 +46,7 @@ RULE = Rule("P001", "compiled-differs", "compile", profile="standard", wraps=Tru
 
 MANY = 400  # operators in forward and backward
 EACH = 0.01  # seconds that the compiler takes for one of them
+FACTOR = 0.75  # of the float arguments
 SYMBOLIC = 4.0  # times as long as with fixed sizes, or more, it takes with symbolic ones
 
 
@@ -139,24 +140,25 @@ def _compared(subject: Subject, backend: str) -> Iterator[Finding | Skip]:
 
 
 def _examples(subject: Subject) -> Iterator[Example]:
-    """The example; then other plain values and other leading sizes.
+    """The example; then other leading sizes, and other plain values with them.
 
-    The first of these is compiled anew, with what has changed as a symbol: one graph for the rest.
+    The second is compiled anew, with what has changed as a symbol: one graph for the rest.
     """
-    yield subject.small
-    yield from _other_values(subject.small)
-    yield from islice((e for e in batches_of(subject.small) if subject.accepts(e)), 1, 3)
+    small = subject.small
+    yield small
+    sizes = list(islice((e for e in batches_of(small) if subject.accepts(e)), 1, 3))
+    for size in sizes or [small]:
+        example = _other_values(size)
+        if example is not small:
+            yield example if subject.accepts(example) else size
 
 
-def _other_values(example: Example) -> Iterator[Example]:
+def _other_values(example: Example) -> Example:
     """The example with its float arguments changed: a value that could become a constant."""
-    floats = [i for i, arg in enumerate(example.args) if isinstance(arg, float)]
-    for factor in (0.75, 0.5) if floats else ():
-        changed = example
-        for i in floats:
-            value = factor * example.args[i]
-            changed = changed.put(i, value, f"argument {i} as {value}")
-        yield changed
+    for i, arg in enumerate(example.args):
+        if isinstance(arg, float):
+            example = example.put(i, FACTOR * arg, f"{example.label}, argument {i} changed")
+    return example
 
 
 @contextmanager
