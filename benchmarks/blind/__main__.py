@@ -5,8 +5,8 @@ python -m benchmarks.blind --only sound/losses   # some
 python -m benchmarks.blind --json results.json   # what was found, to be read
 python -m benchmarks.blind --show results.json   # the table of that again
 
-A module of `faulty/` or `sound/` may have a list `CASES`: `target`, `inputs` (makes them), and what the
-author says of it: `fault`, `kind` (wrong, fragile or wasteful), `visible`, `evidence`; or
+A module of `faulty/` or `sound/` may have a list `CASES`: `target`, `inputs` (makes them), and what
+the author says of it: `fault`, `kind` (wrong, fragile or wasteful), `visible`, `evidence`; or
 `declares` and `note`. A fault counts as found where the report has a finding that is as bad as the
 fault, or worse. An alarm is a finding on a sound function that is called wrong or fragile.
 """

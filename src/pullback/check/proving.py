@@ -18,8 +18,8 @@ from pullback.function.isolation import drawing_from
 
 # Seconds of work to search for a proof, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.0, "deep": 20.0}
-# Operators in forward and backward for each of these seconds: with more, loops written out, not even
-# the expressions are made in time.
+# Operators in forward and backward for each of these seconds: of more, as of loops written out, not
+# even the expressions are made in time.
 OPERATORS = 250
 PATIENCE = 2.0  # times as much work, or as long at rest, and the search is ended
 

@@ -360,7 +360,7 @@ class Subject:
         """How many operators one call and one pull have; raises what they raise."""
         with Work() as work:
             self.pull(self.small)
-        return work.operators
+        return int(work.operators)
 
     @cached_property
     def is_steady(self) -> bool:
