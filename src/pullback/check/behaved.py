@@ -23,6 +23,7 @@ from torch import Tensor
 from pullback.capture.indices import is_index
 from pullback.capture.seeds import uniform_like
 from pullback.check.dispatch import views_memory
+from pullback.check.inputs.shapes import resized, symbols_of
 from pullback.check.subject import Subject
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
@@ -33,6 +34,7 @@ from pullback.judge.run import CallError, copies_of, cotangents_of, of_span
 from pullback.judge.tolerances import CLOSED_FORM, SHARE, STABLE, largest_entry
 
 ROUNDS = 32  # of one op in a forward that iterates
+FEWEST = 2  # entries of each dimension, for a loop over them
 READS = ("copy_", "_local_scalar_dense")  # a loop over entries has many of these, and no rounds
 NOTHING = 1e-12  # of an input, which a sound function does not amplify much
 KEPT = "approximates"
@@ -41,8 +43,8 @@ KEPT = "approximates"
 def is_behaved(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
     """Whether what is wrong at other inputs than the example's is one of backward's defects."""
     if KEPT not in subject.trials:
-        counts = _counts(subject)
-        iterates = max(counts.ops.values(), default=0) > ROUNDS
+        counts = _counts(subject, subject.small)
+        iterates = counts.most > ROUNDS and _has_rounds(subject)
         subject.trials[KEPT] = [iterates or not _is_closed_form(subject), counts.is_whole]
     approximates, is_whole = subject.trials[KEPT]
     if approximates or (is_whole and not mismatch.is_seen_by_autograd):
@@ -58,6 +60,11 @@ class _Counts(DispatchMode):
         self.ops: Counter[Any] = Counter()
         self.is_whole = False  # whether many numbers became integers
 
+    @property
+    def most(self) -> int:
+        """How often the most frequent of them runs."""
+        return max(self.ops.values(), default=0)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         self.ops[name] += name not in READS and not views_memory(func)
@@ -67,11 +74,21 @@ class _Counts(DispatchMode):
         return result
 
 
-def _counts(subject: Subject) -> _Counts:
+def _has_rounds(subject: Subject) -> bool:
+    """Whether as many ops run where there is next to nothing to go through: a solver does that.
+
+    The rounds of a loop over entries, steps or cells are as many as those.
+    """
+    sizes = {size: FEWEST for size in symbols_of(subject.small) if size > FEWEST}
+    least = subject.kept(resized(subject.small, sizes, "as small as can be"))
+    return not subject.accepts(least) or _counts(subject, least).most > ROUNDS
+
+
+def _counts(subject: Subject, example: Example) -> _Counts:
     counts = _Counts()
     try:
         with torch.no_grad(), seeded(), counts:
-            subject.target.call(*subject.small.fresh(needs=frozenset()))
+            subject.target.call(*example.fresh(needs=frozenset()))
     except Exception:  # what a mode cannot see it does not count
         return counts
     return counts

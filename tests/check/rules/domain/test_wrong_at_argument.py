@@ -167,7 +167,52 @@ class LeakyByOutput(Leaky):
         return torch.where(out > 0, g, g * ctx.slope), None
 
 
+class Path(torch.autograd.Function):
+    """The soft cost of the cheapest path through a table, cell by cell."""
+
+    @staticmethod
+    def forward(ctx, cost, gamma):
+        rows, columns = cost.shape
+        total = cost.new_full((rows + 1, columns + 1), 1e9)
+        total[0, 0] = 0
+        for i in range(rows):
+            for j in range(columns):
+                before = torch.stack([total[i, j], total[i, j + 1], total[i + 1, j]])
+                total[i + 1, j + 1] = cost[i, j] - gamma * (-before / gamma).logsumexp(0)
+        ctx.save_for_backward(cost, total)
+        ctx.gamma = gamma
+        return total[rows, columns].clone()
+
+    @staticmethod
+    def pulled(ctx, g, gamma):
+        cost, total = ctx.saved_tensors
+        rows, columns = cost.shape
+        flow = torch.zeros_like(total)
+        flow[rows, columns] = 1
+        for i in range(rows, 0, -1):
+            for j in range(columns, 0, -1):
+                before = torch.stack([total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]])
+                share = flow[i, j] * (-before / gamma).softmax(0)
+                flow[i - 1, j - 1] += share[0]
+                flow[i - 1, j] += share[1]
+                flow[i, j - 1] += share[2]
+        return g * flow[1:, 1:]
+
+    @staticmethod
+    def backward(ctx, g):
+        return Path.pulled(ctx, g, ctx.gamma), None
+
+
+class PathOfOne(Path):
+    """The width of the minimum is left out in backward."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return Path.pulled(ctx, g, 1.0), None
+
+
 SOUND = {
+    "cell by cell": (Path, lambda: (normal(6, 6), 1.0)),
     "bounds": (Bounded, lambda: (normal(6), -0.5, 0.5)),
     "groups, entry by entry": (FirstOfGroup, groups),
     "slope in single precision": (Leaky, lambda: (normal(6), 0.1)),
@@ -182,6 +227,7 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "cell by cell": (PathOfOne, lambda: (normal(6, 6), 1.0), "gradient of `cost`"),
     "bound of zero": (TruthBounded, lambda: (normal(6), -0.5, 0.5), "gradient of `x`"),
     "bound that is left out": (BothBounded, lambda: (normal(6), -0.5, 0.5), "gradient of `x`"),
     "group without members": (LastOfGroup, groups, "gradient of `x`"),

@@ -29,6 +29,7 @@ from pullback.check.inputs.domains import (
     changed,
     emptied,
     hidden,
+    repeated,
     tied,
 )
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
@@ -37,6 +38,9 @@ from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number,
 from pullback.check.subject import Rule, Subject
 from pullback.check.trials import Tried, TriedVariant, report_trials, trials
 from pullback.judge.example import Example
+
+
+OUTPUTS = 3  # that are used alone in turn
 
 
 def _at_negative(subject: Subject) -> Tried:
@@ -61,6 +65,18 @@ def _at_ties(subject: Subject) -> Tried:
     fix = "share the gradient among the tied elements, or give it to one of them"
     guard = "guard what is not finite where entries are equal, as forward does"
     yield from _by_kind(by_ties(subject, [*found, *edges]), fix, guard)
+    yield from _by_kind(by_ties(subject, _at_repeated(subject)), fix, guard)
+
+
+def _at_repeated(subject: Subject) -> Iterator[TriedVariant]:
+    """Trials at equal eigenvalues, also of each of several outputs alone: of eigenvectors nothing
+    can be asked there, and of eigenvalues it can.
+    """
+    yield from value_trials(subject, "repeated", repeated(subject.small))
+    live = subject.run(subject.small).live
+    for k in live[:OUTPUTS] if len(live) > 1 else ():
+        variants = repeated(subject.small)
+        yield from value_trials(subject, f"repeated, output {k}", variants, used=(k,))
 
 
 def _by_kind(found: Iterable[TriedVariant], fix: str, guard: str) -> Tried:
@@ -238,7 +254,7 @@ Cannot see
 Gradients must add up to the slope of forward where inputs are tied.
 
 What it checks
-    Equal values within rows and between inputs. One element of a tie may get everything, or all of
+    Equal values within rows and between inputs, and square matrices with equal eigenvalues. One element of a tie may get everything, or all of
     them a share; but where the tied elements move together and forward is smooth, the gradients add
     up to its slope. What is wrong next to the tie too is none of a tie's.
 
