@@ -5,7 +5,7 @@ far from the example forward is no longer what its author promised, and what bac
 is no defect. So a gradient that is wrong at other values or sizes counts only where
 
 - forward does not iterate, and at the example its backward is the derivative of forward up to
-  rounding, not up to the tolerance of a solver or a quadrature;
+  rounding, not up to the tolerance of a solver or a quadrature: else it `approximates`;
 - outputs and gradients hardly change where the inputs move by next to nothing, as the null space
   of a matrix of lower rank does;
 - forward does not go through whole numbers, where only differences tell its slope.
@@ -42,14 +42,30 @@ KEPT = "approximates"
 
 def is_behaved(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
     """Whether what is wrong at other inputs than the example's is one of backward's defects."""
+    _, is_whole = _known(subject)
+    if approximates(subject) or (is_whole and not mismatch.is_seen_by_autograd):
+        return False
+    return _is_steady(subject, example, mismatch)
+
+
+def approximates(subject: Subject) -> bool:
+    """Whether forward iterates, or its backward is forward's derivative up to a tolerance only."""
+    return _known(subject)[0]
+
+
+def goes_on_otherwise(subject: Subject, example: Example) -> bool:
+    """Whether forward has more or fewer rounds at these values, as a solver with a tolerance."""
+    usual, here = (_counts(subject, each).most for each in (subject.small, example))
+    return usual != here
+
+
+def _known(subject: Subject) -> tuple[bool, bool]:
     if KEPT not in subject.trials:
         counts = _counts(subject, subject.small)
         iterates = counts.most > ROUNDS and _has_rounds(subject)
         subject.trials[KEPT] = [iterates or not _is_closed_form(subject), counts.is_whole]
-    approximates, is_whole = subject.trials[KEPT]
-    if approximates or (is_whole and not mismatch.is_seen_by_autograd):
-        return False
-    return _is_steady(subject, example, mismatch)
+    is_near, is_whole = subject.trials[KEPT]
+    return is_near, is_whole
 
 
 class _Counts(DispatchMode):

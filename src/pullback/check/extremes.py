@@ -98,6 +98,7 @@ def _trial(
     if not is_finite(called):
         return None
     judged = subject.mismatches(called, cotangents, grads, at_once=True) if values else []
+    judged = [m for m in judged if abs(m.expected) <= steep * max(_largest(cotangents), 1.0)]
     found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
     for more in not_finite(subject, called, cotangents, grads, steep, beside=values):
         found.setdefault(more.name, more)
@@ -182,6 +183,7 @@ def not_finite(
             # own gradient has not.
             got = grad.detach().flatten()[flat]
             is_quotient = bool(got.isnan()) and _finite(eager.get(position), flat) is not None
+            is_quotient = is_quotient and not bool(called.args[position].detach().flatten()[flat])
             if truth is None or abs(truth) > (limit if is_quotient else min(most, limit)):
                 continue
             wrong = int((~torch.isfinite(grad.detach())).sum())

@@ -20,6 +20,7 @@ SIGNED = ("slope", "negative_slope", "scale", "factor", "shift", "offset", "bias
 UNSET = (0.1, 0.5)  # for a number of 0, which may mean that something is switched off
 DIMENSIONS = ("dim", "axis")
 IGNORED = -100  # what PyTorch's losses take for "no label"
+GROUPS = 2  # more than the example has
 # Names of arguments, or of functions, in which an index tensor is an order by agreement.
 ORDERS = ("perm", "order", "sort", "shuffl", "rank", "inverse")
 
@@ -128,6 +129,7 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
             label = f"argument {i} with some entries {IGNORED}, to be ignored"
             yield example.put(i, some, label, Variant.IGNORED)
         yield from _padded(example, i, top)
+        yield from _regrouped(example, i, top)
         if is_order(example, i, names, title):
             continue  # an order of all elements: repeating one is no order any more
         free = [n for n in range(top + 1) if n not in _apart(example, index)]
@@ -156,6 +158,16 @@ def _padded(example: Example, i: int, top: int) -> Iterator[Example]:
             some = index.masked_fill(flat.reshape(index.shape).to(index.device), number)
             label = f"argument {i} with some entries {number}, which is an argument"
             yield example.put(i, some, label, Variant.PADDED)
+
+
+def _regrouped(example: Example, i: int, top: int) -> Iterator[Example]:
+    """The entries in more groups, where one argument is the number of those and no size is."""
+    counts = [k for k, arg in enumerate(example.args) if type(arg) is int and arg == top + 1]
+    if len(counts) != 1 or any(top + 1 in example.args[k].shape for k in example.tensors):
+        return
+    index, groups = example.args[i], top + 1 + GROUPS
+    spread = (torch.arange(index.numel()) % groups).reshape(index.shape).to(index)
+    yield example.put(counts[0], groups, "").put(i, spread, f"argument {i} in {groups} groups")
 
 
 def _sizes_below(example: Example, limit: int) -> bool:
