@@ -1,5 +1,6 @@
 """Sound functions pass `compiled-differs`; planted faults are caught, and named."""
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import Function
@@ -69,6 +70,19 @@ class AwareForward(Function):
         return g * (1 - x.tanh() ** 2)
 
 
+class ThroughNumPy(Function):
+    """What NumPy makes a row of, and the compiler's own version of NumPy does not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return torch.from_numpy(np.ascontiguousarray(x.detach().numpy().sum()))
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.sum().expand(ctx.shape)
+
+
 class Scaled(Function):
     @staticmethod
     def forward(ctx, x, k):
@@ -95,6 +109,7 @@ class Constant(Scaled):
 
 
 SOUND = {
+    "numpy": (ThroughNumPy, lambda: (normal(4),)),
     "scaled": (Scaled, lambda: (normal(4), 0.5)),
     "square": (Square, lambda: (normal(4, 3),)),
     "surrogate": (Surrogate, lambda: (normal(4),)),

@@ -55,7 +55,24 @@ def matrix():
     return (root + root.mT).requires_grad_()
 
 
+def capped(x):
+    """The nearest shares of at most 1 that sum to 2, by bisection."""
+    low, high = x.amin(-1, keepdim=True) - 1, x.amax(-1, keepdim=True)
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_much = (x - middle).clamp(0, 1).sum(-1, keepdim=True) > 2
+        low, high = torch.where(is_much, middle, low), torch.where(is_much, high, middle)
+    return (x - (low + high) / 2).clamp(0, 1)
+
+
+def capped_back(x, g):
+    y = capped(x)
+    free = ((y > 0) & (y < 1)).to(g)
+    return free * (g - (g * free).sum(-1, keepdim=True) / free.sum(-1, keepdim=True).clamp(min=1))
+
+
 SOUND = {
+    "bisection": (variadic(capped, capped_back), lambda: (normal(3, 6),)),
     "eigenvalues": (Eigen, lambda: (matrix(),)),
     "shared": (variadic(lambda x: x.amax(-1), shared), lambda: (normal(4, 5),)),
     "first": (
