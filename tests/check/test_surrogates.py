@@ -106,7 +106,25 @@ def row(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
+def both(ctx, a, b):
+    return a.clone(), b.clone()
+
+
+def drawn_spikes(ctx, rate, steps):
+    if rate.min() < 0 or rate.max() > 1:
+        raise ValueError("rates must be between 0 and 1")
+    return (torch.rand(steps, *rate.shape) < rate).to(rate.dtype)
+
+
 SURROGATES = {
+    "of two inputs that are returned": (
+        made("Averaged", both, lambda ctx, g, h: ((g + h) / 2, (g + h) / 2)),
+        (row(4, 5), (2 * row(4, 5).detach() - 0.3).requires_grad_()),
+    ),
+    "drawn spikes": (
+        made("Drawn", drawn_spikes, lambda ctx, g: (g.sum(0), None)),
+        (row(3, 4).detach().sigmoid().requires_grad_(), 6),
+    ),
     "straight through": (made("Rounded", rounded, passing), (row(4, 5),)),
     "one-hot": (made("OneHot", one_hot, passing), (row(4, 5),)),
     "spike": (made("Spike", spike, fast_sigmoid), (row(4, 5), 0.5)),
@@ -177,7 +195,7 @@ def test_surrogate_is_no_finding_and_is_said(name):
 
     assert [f for f in report.findings if f.weight == "wrong"] == []
     assert any(note.startswith("surrogate gradient of `") for note in report.notes)
-    assert any("declares = {'surrogate': '" in note for note in report.notes)
+    assert any("declares = {'surrogate': " in note for note in report.notes)
 
 
 def test_declared_surrogate_is_not_said_again():

@@ -168,6 +168,18 @@ def tied(example: Example) -> Iterator[Example]:
                 yield example.put(j, some, f"arguments {i} and {j} equal in some entries")
 
 
+def repeated(example: Example) -> Iterator[Example]:
+    """Each square matrix in turn as a diagonal one of which two eigenvalues are equal."""
+    for i in sorted(example.needs):
+        value = example.args[i]
+        if value.is_complex() or value.dim() < 2 or not value.shape[-1] == value.shape[-2] > 1:
+            continue
+        entries = torch.linspace(1, 2, value.shape[-1], dtype=value.dtype, device=value.device)
+        entries[1] = entries[0]
+        made = torch.diag_embed(entries.expand(value.shape[:-1])).clone()
+        yield example.put(i, made, f"argument {i} diagonal, with two equal eigenvalues")
+
+
 def _with_equal_rows(tensor: Tensor) -> Tensor:
     """The second row as the first one, which a list of points or samples may have."""
     made = tensor.clone()

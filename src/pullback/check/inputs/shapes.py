@@ -358,10 +358,15 @@ def ranks_of(example: Example) -> Iterator[Example]:
     transposition of the wrong dimensions pass unnoticed. Where an argument has a number for each
     dimension, such as the sizes of a grid, the rank is no other one.
     """
-    floats = example.differentiable
+    # A number beside tensors stays one: what broadcasts with equal sizes is no rank of it.
+    floats = tuple(i for i in example.differentiable if example.args[i].dim())
+    floats = floats or example.differentiable
     if not floats or _has_numbers_by_dimension(example):
         return
     yield _grown(example, floats, 2, "a leading dimension of 2 more for every tensor")
+    last = example.args[floats[0]].shape[-1:]
+    if len(floats) == 1 and last and last[0] > 2:
+        yield _grown(example, floats, last[0], "a leading dimension more, as large as the last one")
     if len(floats) > 1:
         yield _grown(example, floats[:1], 2, "a leading dimension of 2 more for the first tensor")
     sizes = dict.fromkeys(symbols_of(example), EQUAL)
