@@ -55,7 +55,8 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path):
     (tmp_path / "old.json").write_text("old")
     (tmp_path / "link.json").symlink_to("old.json")
     said = []
-    reader = threading.Thread(target=lambda: said.append((tmp_path / "pipe").read_text()))
+    read = (tmp_path / "pipe").read_text
+    reader = threading.Thread(target=lambda: said.append(read()), daemon=True)
     reader.start()
     words = [f"json={tmp_path / 'link.json'}", f"json={tmp_path / 'pipe'}"]
     lost = outputs_of(words).write(Outcome((REPORT,)))
