@@ -225,8 +225,8 @@ def test_map_is_of_the_numbers_that_are_reported():
     expected, got, _ = heats_of(finding)  # those of its repro
     row, column = finding.about.index
 
-    assert expected.rows[row][column].told == f"[{row}, {column}]: {finding.expected}"
-    assert got.rows[row][column].told == f"[{row}, {column}]: {finding.got}"
+    assert expected.rows[row][column].text == f"[{row}, {column}]: {finding.expected}"
+    assert got.rows[row][column].text == f"[{row}, {column}]: {finding.got}"
     assert got.rows[row][column].is_worst
 
 

@@ -187,6 +187,11 @@ class Target:
         return tuple(p.default for p in plain)
 
     @property
+    def optional(self) -> frozenset[str]:
+        """The names of the arguments that are None where they are left out."""
+        return frozenset(p.name for p in _signature(self) if p.default is None)
+
+    @property
     def words(self) -> frozenset[str]:
         """The words that stand in the code of forward: it may take any of them for an argument."""
         code = getattr(inspect.unwrap(_written(self)), "__code__", None)

@@ -70,16 +70,16 @@ def _read(path: Path, _: int) -> tuple[Allow, ...]:
 def _allows(path: Path, text: str, scopes: Sequence[tuple[int, int, str]]) -> Iterator[Allow]:
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        told = COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
-        if told is None:
+        comment = COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
+        if comment is None:
             continue
         line = about = token.start[0]
         while about < len(lines) and re.match(r"\s*(#|$)", lines[about - 1]):
             about += 1  # it stands above what it is for
-        words = tuple(word.strip() for word in told[1].split(",") if word.strip())
+        words = tuple(word.strip() for word in comment[1].split(",") if word.strip())
         around = [one for one in scopes if one[0] <= about <= one[1]]
         first, last, owner = max(around, default=(about, about, ""))
-        yield Allow(path, line, words, told[2].strip() or NO_REASON, first, last, owner)
+        yield Allow(path, line, words, comment[2].strip() or NO_REASON, first, last, owner)
 
 
 def _scopes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[int, int, str]]:
@@ -113,8 +113,8 @@ def allowed(checked: Checked) -> tuple[Checked, set[Allow]]:
             continue
         used.add(allow)
         old.append(Accepted(finding, f"{checked.identity.file}:{allow.line}", allow.reason))
-    told = replace(report, findings=tuple(new), accepted=(*report.accepted, *old))
-    return replace(checked, report=told), used
+    report = replace(report, findings=tuple(new), accepted=(*report.accepted, *old))
+    return replace(checked, report=report), used
 
 
 def _everywhere(checked: Checked) -> list[Allow]:
@@ -129,7 +129,7 @@ def _everywhere(checked: Checked) -> list[Allow]:
 def idle(checked: Sequence[Checked], used: set[Allow]) -> Iterator[Remark]:
     """The comments in the files of the targets that allow nothing, and those of no known rule.
 
-    A comment is told only where its rules were tried to their end on what it stands in.
+    A comment is reported only where its rules were tried to their end on what it stands in.
     """
     rules = [one.rule for one in explained()]
     files = {one.identity.path: one.identity.file for one in checked if one.identity.path}
@@ -139,8 +139,8 @@ def idle(checked: Sequence[Checked], used: set[Allow]) -> Iterator[Remark]:
             unknown = [w for w in allow.words if not any(rule.is_called(w) for rule in rules)]
             if unknown or not allow.words:
                 meant = _meant(unknown[0], rules) if unknown else ""
-                told = f"`{unknown[0]}` is no rule{meant}" if unknown else "it names no rule"
-                yield Remark(where, f"allow[{', '.join(allow.words)}]: {told}")
+                wrong = f"`{unknown[0]}` is no rule{meant}" if unknown else "it names no rule"
+                yield Remark(where, f"allow[{', '.join(allow.words)}]: {wrong}")
             elif allow not in used and _is_tried(allow, checked):
                 yield Remark(where, f"allow[{', '.join(allow.words)}] allows nothing: remove it")
 

@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pullback.check.finding import Severity
+from pullback.check.given import arguments_from
 from pullback.check.models.rules import model_rules
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.report import Report
 from pullback.check.rules import all_rules
-from pullback.check.runner import arguments_from, check
+from pullback.check.runner import check
 from pullback.check.target import Target, choosing, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
@@ -215,7 +216,7 @@ def command(
 
 
 def _prepared(asked: Asked, settings: Settings) -> CheckedTargets:
-    """The targets and inputs; a mistake in what was asked for is told once, not for each target."""
+    """The targets and inputs; a mistake in what was asked for is reported once for all targets."""
     results = CheckedTargets()
     try:
         given, recorded = named_inputs(asked.inputs) if asked.inputs else (None, None)
@@ -245,7 +246,7 @@ def _check_all(results: CheckedTargets, options: Options, review: Review, output
             if outputs.is_text:
                 text.show(results.checked[-1].report, console)
                 console.print()
-    except KeyboardInterrupt:  # not while rules are tried: what was found before is told
+    except KeyboardInterrupt:  # not while rules are tried: what was found before is reported
         results.is_cut = True
         done = {name for name, _ in results.errors}
         done |= {one.identity.name for one in results.checked}
@@ -272,7 +273,7 @@ def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
 
 
 def _last_lines(outcome: Outcome, written: str, found: Sequence[Found]) -> Iterator[str]:
-    """What is told below the reports, on a screen with text."""
+    """What is printed below the reports, on a screen with text."""
     yield from map(str, outcome.remarks)
     if len(outcome.reports) + len(outcome.errors) > 1 and outcome.reports:
         yield _total(outcome.reports, outcome.errors)
@@ -284,11 +285,11 @@ def _last_lines(outcome: Outcome, written: str, found: Sequence[Found]) -> Itera
 
 def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
     wrong = [report.subject for report in reports if not report.ok]
-    told = f": {', '.join(wrong)}" if wrong else ""
+    names = f": {', '.join(wrong)}" if wrong else ""
     count = f"{len(reports)} Function{'s' if len(reports) > 1 else ''}"
     lost = ", ".join(name.rpartition(":")[2] for name, _ in errors)
     left = f"; {len(errors)} could not be checked: {lost}" if errors else ""
-    return f"{count} checked, {len(wrong)} with findings{told}{left}."
+    return f"{count} checked, {len(wrong)} with findings{names}{left}."
 
 
 # ---- one target ----

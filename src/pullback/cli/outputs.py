@@ -50,9 +50,9 @@ class Outputs:
                 got = getattr(error, "strerror", None) or first_line(error)
                 lost.append(EmitPathError(f"`{path}` must be a file that can be written", got=got))
         for kind in self.screen:
-            told = "" if kind == TEXT else RENDERERS[kind](outcome)
-            if told:
-                click.echo(told)
+            text = "" if kind == TEXT else RENDERERS[kind](outcome)
+            if text:
+                click.echo(text)
         return lost
 
 

@@ -146,15 +146,16 @@ def _compare(program: ModelProgram, found: Examined, classes: list[type]) -> Non
             )
         )
     if len(missing) > LOOKED_AT:
-        found.notes.append(f"of {len(missing)} parameters without a gradient {LOOKED_AT} are told")
+        found.notes.append(
+            f"of {len(missing)} parameters without a gradient {LOOKED_AT} are reported"
+        )
     grads = slopes.gradients()
     wrong = slopes.is_wrong(grads)
     if wrong is None:
         return
-    blamed = slopes.blamed(classes)
-    found.suspects = tuple(target_of(cls).name for cls in blamed)
+    found.suspects = tuple(target_of(cls).name for cls in slopes.suspects(classes))
     gap = f"{wrong.claimed:.5g} by autograd, {wrong.estimate.value:.5g} by differences"
-    if blamed:
+    if found.suspects:
         names = ", ".join(f"`{name}`" for name in found.suspects)
         found.findings.append(
             _made(

@@ -40,7 +40,7 @@ def of_change(what: str) -> Retell:
 
     def retell(finding: Finding, made: dict[str, Any]) -> Finding:
         before = made.get("before")
-        return _told(finding, before, eval(what, made)) if before is not None else finding
+        return _with_numbers(finding, before, eval(what, made)) if before is not None else finding
 
     return retell
 
@@ -76,12 +76,16 @@ def of_gradients(context: ReproContext, *, with_outputs: bool = False) -> Retell
             return finding
         if got.shape != expected.shape or not got.numel():
             return finding
-        return _told(finding, expected, got) if _is_about(context, got, with_outputs) else finding
+        return (
+            _with_numbers(finding, expected, got)
+            if _is_about(context, got, with_outputs)
+            else finding
+        )
 
     return retell
 
 
-def _told(finding: Finding, expected: Tensor, got: Tensor) -> Finding:
+def _with_numbers(finding: Finding, expected: Tensor, got: Tensor) -> Finding:
     """The finding with the numbers at the worst entry of `got`."""
     at, old, new = finding.about.at, finding.about.expected, finding.about.got
     if at is None or not isinstance(old, Number) or not isinstance(new, Number):

@@ -218,7 +218,7 @@ def _readers(node: fx.Node, parts: Parts) -> list[fx.Node]:
 def _facts(
     parts: Parts, policy: str | int, recipe: Recipe, drawn: Sequence[DrawnNode]
 ) -> list[tuple[str, str]]:
-    """What is told of the whole."""
+    """What is said of the whole."""
     cut = parts.cut
     kinds = [node.kind for node in drawn]
     return [
