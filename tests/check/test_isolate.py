@@ -140,7 +140,7 @@ def test_error_of_a_check_is_told_as_such():
     assert re.fullmatch(how, skip.reason)
 
 
-def test_patient_that_always_dies_is_given_up():
+def test_target_that_always_dies_is_given_up():
     report = pb.check(f.Killed, (X,))
 
     assert len(report.findings) == 1

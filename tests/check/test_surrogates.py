@@ -5,6 +5,10 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
+from pullback.check.subject import Subject
+from pullback.check.surrogates import Shape, surrogates_of
+from pullback.check.target import target_of
+from pullback.judge.example import example_of
 
 
 def made(name, forward, backward):
@@ -158,7 +162,32 @@ SURROGATES = {
 }
 
 
-@pytest.mark.quick(4)
+SHAPES = {
+    "straight through": {"x": Shape.CONSTANT},
+    "one-hot": {"x": Shape.CONSTANT},
+    "spike": {"v": Shape.CONSTANT},
+    "reversal": {"x": Shape.IDENTITY},
+    "clipping": {"x": Shape.IDENTITY},
+    "to another input": {"other": Shape.IDENTITY},
+    "of a rotation": {"other": Shape.IDENTITY},
+    "one output of two": {"x": Shape.CONSTANT},
+    "a clip that is passed": {"x": Shape.PASSED},
+    "an estimate": {"x": Shape.DRAWN},
+    "two outputs that are rounded": {"low": Shape.CONSTANT, "width": Shape.ROUNDED},
+    "bound": {"x": Shape.BOUND},
+    "learned step": {"x": Shape.CONSTANT},
+}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogate_is_known_by_its_shape(name):
+    function, inputs = SURROGATES[name]
+    found = surrogates_of(Subject(target_of(function), [example_of(inputs)]))
+
+    assert {one.name: one.shape for one in found} == SHAPES[name]
+
+
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SURROGATES)
 def test_surrogate_is_no_finding_and_is_said(name):
     function, inputs = SURROGATES[name]
@@ -190,6 +219,16 @@ def test_surrogate_inside_a_program_is_known(is_declared):
 
     assert [f.rule.code for f in report.findings if f.weight == "wrong"] == []
     assert any("`Rounded`, which it calls" in note for note in report.notes)
+
+
+def test_second_derivative_through_a_surrogate_is_not_compared():
+    function = made("Smoothed", lambda ctx, x: x * x.sigmoid(), lambda ctx, g: 1.5 * g)
+    function.declares = {"surrogate": True}
+
+    report = pb.check(lambda x: function.apply(x).sin(), (row(4, 5),), select=["second"])
+
+    assert report.ok
+    assert any("which second derivatives go through" in s.reason for s in report.skips)
 
 
 def test_estimate_inside_a_program_is_known():

@@ -391,7 +391,8 @@ class Subject:
         expected, got = numbers(mismatch.expected, mismatch.got)
         known = {"at": at_worst(mismatch), "expected": expected, "got": got}
         finding = self.finding(rule, example=example, **{**known, **facts})
-        return replace(finding, about=replace(finding.about, sheet=sheet_of(mismatch)))
+        sheet = finding.about.sheet or sheet_of(mismatch)  # that of the repro, where there is one
+        return replace(finding, about=replace(finding.about, sheet=sheet))
 
     def names_at(self, positions: Iterable[int]) -> str:
         """The names of arguments, in a row."""

@@ -7,8 +7,8 @@ their shape:
 - an output is piecewise constant in an input (a rounding, a sign, a comparison), so that its own
   gradient is zero everywhere, and backward returns another. Nobody writes a Function for zeros. The
   author differentiates some other, smooth forward, so no gradient of that Function is judged;
-- forward returns an input as it is, so that changing gradients is all that the Function does, be it
-  to give them to another input;
+- forward returns an input as it is, so that changing gradients is all that the Function does, if
+  only to give them to another input;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent; or forward has bounds or rounds, and backward lets everything through as it is;
 - an argument changes the gradient, and nothing that forward gives: it is there to shape it;

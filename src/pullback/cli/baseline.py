@@ -132,8 +132,8 @@ def accepted(
         else:
             new.append(finding)
     report = checked.report
-    told = replace(report, findings=tuple(new), accepted=(*report.accepted, *old))
-    return replace(checked, report=told)
+    report = replace(report, findings=tuple(new), accepted=(*report.accepted, *old))
+    return replace(checked, report=report)
 
 
 def gone(

@@ -44,9 +44,9 @@ class Outputs:
             unfinished.write_text(RENDERERS[kind](outcome) + "\n", encoding="utf-8")
             unfinished.replace(path)
         for kind in self.screen:
-            told = "" if kind == TEXT else RENDERERS[kind](outcome)
-            if told:
-                click.echo(told)
+            text = "" if kind == TEXT else RENDERERS[kind](outcome)
+            if text:
+                click.echo(text)
 
 
 def outputs_of(words: Sequence[str], folder: Path | None = None) -> Outputs:

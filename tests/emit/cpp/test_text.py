@@ -51,6 +51,13 @@ def test_order_of_sums_is_kept():
     assert "x + (y + x.sin())" in text
 
 
+def test_new_tensor_has_the_options_of_one_that_is_like_it():
+    def ramp(x):
+        return x * torch.arange(4, dtype=x.dtype, device=x.device)
+
+    assert "at::arange(4, x.options())" in text_of(ramp, row(4))
+
+
 def test_names_of_the_user_are_kept():
     def program(x, new):
         double = x * new

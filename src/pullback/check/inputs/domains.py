@@ -155,7 +155,7 @@ def tied(example: Example) -> Iterator[Example]:
             t[..., :1].expand(t.shape).clone() if t.dim() else t.clone()
         ),
         "neighbours equal": _paired,
-        "two rows equal": _twinned,
+        "two rows equal": _with_equal_rows,
     }
     yield from changed(example, rows)
     real = sorted(example.needs)
@@ -180,12 +180,12 @@ def repeated(example: Example) -> Iterator[Example]:
         yield example.put(i, made, f"argument {i} diagonal, with two equal eigenvalues")
 
 
-def _twinned(tensor: Tensor) -> Tensor:
+def _with_equal_rows(tensor: Tensor) -> Tensor:
     """The second row as the first one, which a list of points or samples may have."""
-    twins = tensor.clone()
+    made = tensor.clone()
     if tensor.dim() > 1 and tensor.shape[-2] > 1:
-        twins[..., 1, :] = tensor[..., 0, :]
-    return twins
+        made[..., 1, :] = tensor[..., 0, :]
+    return made
 
 
 def _paired(tensor: Tensor) -> Tensor:

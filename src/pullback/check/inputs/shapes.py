@@ -25,6 +25,7 @@ BLOCKS = (31, 129, 257, 1025)
 BATCHES = (1, 2, 7, 40, 130)
 EQUAL = 3
 ELEMENTS = 20_000
+LARGE = 400  # elements of an example, beyond which a smaller one is tried
 
 
 def symbols_of(example: Example) -> tuple[int, ...]:
@@ -424,9 +425,9 @@ def _shrunk(example: Example, positions: list[int], label: str) -> Example:
 # ---- smaller ----
 
 
-def smaller_of(example: Example, limit: int = 400) -> Iterator[Example]:
+def smaller_of(example: Example) -> Iterator[Example]:
     """Smaller examples of the same kind, smallest first, where the given one is large."""
-    if example.size <= limit:
+    if example.size <= LARGE:
         return
     symbols = symbols_of(example)
     large = [s for s in symbols if s > 8]

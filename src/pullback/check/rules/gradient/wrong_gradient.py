@@ -105,7 +105,7 @@ Cannot see
         explains=(
             Cause(
                 frozenset({"linearity"}),
-                "the same edit mends that too",
+                "the same edit repairs that too",
                 rank=180,
                 # By an edit that was tried with large cotangents.
                 holds=lambda finding: finding.about.is_explained,

@@ -56,8 +56,8 @@ RULE = Rule("S305", "backward-fails-at-shape", "shape", Severity.FRAGILE, "quick
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding, for the first shape at which backward fails."""
     families = USUAL | UNUSUAL
-    is_told = any(group == RULE.group for group, _ in subject.reported)
-    if not is_told and _is_by_entry(subject):
+    is_reported = any(group == RULE.group for group, _ in subject.reported)
+    if not is_reported and _is_by_entry(subject):
         families = {**USUAL, "numbers": _numbers, **UNUSUAL}
     if not _has_batch(subject):
         families.pop("batches")
