@@ -218,9 +218,21 @@ class _InBuiltins(ast.NodeTransformer):
             return node
         return ast.parse(form.format(f"({ast.unparse(node.args[0])})"), mode="eval").body
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """`a + -1 * b`, as sympy writes a difference, becomes `a - b`."""
+        self.generic_visit(node)
+        match node:
+            case ast.BinOp(
+                left,
+                ast.Add(),
+                ast.BinOp(ast.UnaryOp(ast.USub(), ast.Constant(1)), ast.Mult(), right),
+            ):
+                return ast.BinOp(left, ast.Sub(), right)
+        return node
+
 
 def _tidy(expression: str) -> str:
-    """An expression without needless brackets, in builtins."""
+    """An expression without needless brackets, in builtins, with differences as such."""
     return ast.unparse(_InBuiltins().visit(ast.parse(expression, mode="eval")))
 
 
