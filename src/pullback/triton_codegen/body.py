@@ -89,24 +89,28 @@ class _Body(KernelWriter):
             lines += self._row_lines(is_looped=False)
         if not self.is_blocked:
             lines += self._col_lines()
-        if not is_looped and "inside" in self.masks and not self.is_flat and self.kernel.rows:
-            lines += ["in_rows = row < n_rows"] if "in_rows" in self.masks else []
-            lines += ["inside = (row < n_rows) & (col < n_cols)"]
-        elif not is_looped and "in_rows" in self.masks:
-            lines += ["in_rows = row < n_rows"]
+        if not is_looped and not self.is_flat and self.kernel.rows:
+            lines += self._mask_lines()
         return lines
 
     def _row_lines(self, *, is_looped: bool = True) -> list[str]:
         """Where the rows of a program are."""
+        if self.is_flat and not is_looped:
+            return ["row = tl.program_id(0).to(tl.int64)"]
         self.params.count(self.kernel.rows, "n_rows")
         if self.is_flat:
-            return [] if is_looped else ["row = tl.program_id(0).to(tl.int64)"]
+            return []
         first = "first" if is_looped else "tl.program_id(0).to(tl.int64) * ROWS"
         lines = [f"row = ({first} + tl.arange(0, ROWS))[:, None]"]
-        if is_looped and "in_rows" in self.masks:
-            lines.append("in_rows = row < n_rows")
-        if is_looped and "inside" in self.masks:
-            lines.append("inside = (row < n_rows) & (col < n_cols)")
+        return [*lines, *self._mask_lines()] if is_looped else lines
+
+    def _mask_lines(self) -> list[str]:
+        """Which rows of a tile there are, and which of its elements."""
+        lines = ["in_rows = row < n_rows"] if "in_rows" in self.masks else []
+        if "inside" in self.masks:
+            rows = "in_rows" if "in_rows" in self.masks else "(row < n_rows)"
+            cols = "in_cols" if "in_cols" in self.masks else "(col < n_cols)"
+            lines.append(f"inside = {rows} & {cols}")
         return lines
 
     def _loop(self) -> str:
@@ -123,13 +127,13 @@ class _Body(KernelWriter):
             return []
         self.params.count(self.kernel.cols, "n_cols")
         if self.is_flat:
-            lines = ["col = tl.arange(0, BLOCK)"]
+            lines = [f"col = tl.arange(0, BLOCK){self.wide}"]
             return [*lines, "inside = col < n_cols"] if "inside" in self.masks else lines
         if self.kernel.has_reductions:
-            lines = ["col = tl.arange(0, COLS)[None, :]"]
+            lines = [f"col = tl.arange(0, COLS){self.wide}[None, :]"]
         else:
             place = "tl.program_id(1)" if self.kernel.rows else "tl.program_id(0)"
-            lines = [f"col = ({place} * COLS + tl.arange(0, COLS))[None, :]"]
+            lines = [f"col = ({place}{self.wide} * COLS + tl.arange(0, COLS))[None, :]"]
         if "in_cols" in self.masks or not self.kernel.rows:
             lines.append("in_cols = col < n_cols")
         if not self.kernel.rows and "inside" in self.masks:
@@ -251,7 +255,8 @@ class _Body(KernelWriter):
 
     def _close(self, starts: Sequence[str], ends: Sequence[str]) -> None:
         self.params.count(self.kernel.cols, "n_cols")
-        body = ["col = start + tl.arange(0, BLOCK)", "inside = col < n_cols", *self.places["col"]]
+        col = f"col = start + tl.arange(0, BLOCK){self.wide}"
+        body = [col, "inside = col < n_cols", *self.places["col"]]
         lines = [*starts, "for start in range(0, n_cols, BLOCK):"]
         lines += [f"    {line}" for line in [*body, *self.block.lines, *ends]]
         self.row.lines += lines

@@ -51,6 +51,9 @@ from pullback.triton_codegen.wrapping import wrapped_signature
 LONGEST, LARGEST = 56, 5
 """Characters and ops of an expression that stands inside another one."""
 
+WIDE = ".to(tl.int64)"
+"""Makes an index one of 64 bits: an element may lie 2**31 or more elements from the first."""
+
 _TWICE = (
     *(aten.silu.default, aten.square.default, aten.pow.Tensor_Scalar),
     *(aten.linalg_vector_norm.default, aten.leaky_relu.default),
@@ -107,6 +110,8 @@ class KernelWriter:
         self.params = KernelParams(plan, kernel, names, sizes)
         self.is_flat = kernel.form != "tile"  # one row at a time: rows are numbers
         self.is_blocked = kernel.form == "blocks"
+        # A quotient of 64 bits takes far longer: where columns are divided, their parts are wide.
+        self.wide = WIDE if len(kernel.cols) == 1 else ""
         self.before, self.row, self.block = KernelScope(), KernelScope(), KernelScope()
         self.helpers: set[str] = set()
         self.masks: set[str] = set()
@@ -131,6 +136,7 @@ class KernelWriter:
                     inner = sizes[0] if len(sizes) == 1 else f"({' * '.join(sizes)})"
                     text = f"{flat} // {inner}" if sizes else flat
                     text = f"{text} % {self.params.size(group)}" if place else text
+                    text = f"({text}){WIDE}" if flat == "col" else text
                     self.places[flat].append(f"{name} = {text}")
                 found[group] = KernelText(name, rows=flat == "row", cols=flat == "col")
         return found

@@ -203,8 +203,8 @@ def _comment(source: KernelSource, phase: PhaseText) -> list[str]:
     if not kernel.rows:
         said = "Each program computes COLS elements."
     if kernel.is_looped:
-        unit = "row" if kernel.form == "row" else "tile of ROWS rows"
-        said = f"Each program goes from {unit} to {unit}, and keeps its sums in registers."
+        unit = "rows, one" if kernel.form == "row" else "rows, ROWS"
+        said = f"Each program goes over several {unit} at a time, and keeps its sums in registers."
     return textwrap.wrap(said, 84)
 
 
