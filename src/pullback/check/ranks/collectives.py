@@ -232,18 +232,15 @@ def watching_collectives(watched: WatchedCollectives) -> Iterator[WatchedCollect
 
 def install() -> Callable[[], None]:
     """Replace the methods of groups and of handles; what comes back puts them back."""
-    kept: list[tuple[Any, str, Any]] = []
-
-    def replaced(owner: Any, method: str, by: Callable[[Any], Any]) -> None:
-        kept.append((owner, method, vars(owner)[method]))  # what `getattr` gives is no method
-        setattr(owner, method, by(getattr(owner, method)))
-
+    kept: list[tuple[Any, str, Any]] = []  # as the class has it: what `getattr` gives is no method
     for method, (name, written) in METHODS.items():
         if hasattr(dist.ProcessGroup, method):
-            seen = functools.partial(_seen, name=name, written=written, method=method)
-            replaced(dist.ProcessGroup, method, seen)
+            kept.append((dist.ProcessGroup, method, vars(dist.ProcessGroup)[method]))
+            original = getattr(dist.ProcessGroup, method)
+            setattr(dist.ProcessGroup, method, _seen(original, name, written, method))
     for method in WAITS:
-        replaced(dist.Work, method, _awaited)
+        kept.append((dist.Work, method, vars(dist.Work)[method]))
+        setattr(dist.Work, method, _awaited(getattr(dist.Work, method)))
 
     def put_back() -> None:
         for owner, method, original in kept:
