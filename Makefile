@@ -14,9 +14,10 @@ TRITON := build/triton/.stamp
 # One thread per process: two test processes then use two cores, and sums are repeatable.
 # One inductor compile thread: no pool of compile processes behind each test process.
 # loadfile: a file's tests stay in one process, so they share what they compiled.
+# Bytecode is written, whatever the shell says: tests start many processes, which then load it.
 # A test that hangs, or crashes its process, ends as a failure: xdist would start the file anew
 # for ever.
-PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONDONTWRITEBYTECODE= \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 1 --timeout 600
 
 .DEFAULT_GOAL := help

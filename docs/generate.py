@@ -56,7 +56,7 @@ def torch_failures_page() -> str:
         "# Where PyTorch itself fails",
         "",
         "Made by `python -m docs.generate` from `tests/function/everywhere/known.py`: do not edit",
-        "by hand. Each line is pinned by a test that fails when PyTorch mends it. The last column",
+        "by hand. Each line is pinned by a test that fails when PyTorch fixes it. The last column",
         "says what `pullback.Function` does in the same place.",
         "",
         "| what happens with `torch.autograd.Function` | with `pullback.Function` |",
@@ -65,7 +65,7 @@ def torch_failures_page() -> str:
     does = {
         "works": "works",
         "works or raises": "works, or raises an error that says so",
-        "anything": "the same: no class can mend it",
+        "anything": "the same: no class can avoid it",
     }
     lines += [f"| {known.because} | {does[known.ours]} |" for known in KNOWN_TORCH_FAILURES]
     return "\n".join([*lines, ""])

@@ -1,4 +1,4 @@
-"""The command `pullback`: its commands are found, listed and told without loading PyTorch.
+"""The command `pullback`: its commands are found, listed and described without loading PyTorch.
 
 To import anything of `pullback` loads PyTorch, which takes seconds. This module stands beside it,
 reads the files of `pullback/cli`, each with a function `command` whose docstring is its help, and
@@ -34,8 +34,8 @@ def helps() -> dict[str, str]:
         if "def command(" in text:
             functions = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
             (command,) = (one for one in functions if one.name == "command")
-            told = ast.get_docstring(command) or ""
-            found[path.stem] = " ".join(told.partition("\n\n")[0].split())
+            text = ast.get_docstring(command) or ""
+            found[path.stem] = " ".join(text.partition("\n\n")[0].split())
     return found
 
 
@@ -113,10 +113,10 @@ def main() -> None:
         from pullback.cli.mistakes import of_users_code
         from pullback.errors import PullbackError
 
-        told = error if isinstance(error, PullbackError) else of_users_code(error)
-        if told is None:
+        shown = error if isinstance(error, PullbackError) else of_users_code(error)
+        if shown is None:
             raise
-        click.echo(str(told), err=True)
+        click.echo(str(shown), err=True)
         sys.exit(2)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 
 INTERRUPTED = 130  # as shells count it
 
@@ -28,6 +29,12 @@ def is_command(argv: list[str], original: list[str]) -> bool:
     return original[-len(argv)].removeprefix("-m") in ("pullback", "pullback.__main__")
 
 
+def start() -> None:
+    """What comes before PyTorch: it tells every command that NumPy is missing, which none needs."""
+    end_at_once()
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+
+
 def end_at_once() -> None:
     """From here on Ctrl-C ends the process, unless it is ignored or somebody else's."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -42,11 +49,11 @@ def interrupt() -> None:
 
 def main() -> None:
     """Run the command line."""
-    end_at_once()
+    start()
     from _pullback_cli import main as run  # after the line above: it loads click
 
     run()
 
 
 if is_command(getattr(sys, "argv", []), sys.orig_argv):
-    end_at_once()
+    start()

@@ -226,7 +226,7 @@ def warm_python(
 # ---- tests that need a worker ----
 
 # PyTorch's engine starts threads for backwards nested some sixty deep; a process forked after that
-# has no autograd, and the checker then runs its rules in the process of the test, which a patient
+# has no autograd, and the checker then runs its rules in the process of the test, which a target
 # may kill, and which the report says. Such a test is run in a process of its own instead.
 NEED_A_FORK = (
     "check/test_crash_diagnosis.py",

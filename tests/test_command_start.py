@@ -81,6 +81,23 @@ def test_likely_command_is_named():
     assert "No such command 'chek'. Did you mean 'check'?" in done.stderr
 
 
+@pytest.mark.parametrize("start", ["main()", "start()"])
+def test_missing_numpy_is_not_told_by_every_command(tmp_path, start):
+    said = "import warnings; warnings.warn({!r})\n"
+    text = said.format("Failed to initialize NumPy: No module named 'numpy'") + said.format("other")
+    (tmp_path / "_pullback_cli.py").write_text(f"{text}def main(): pass\n")
+    done = subprocess.run(
+        [sys.executable, "-c", f"from _pullback_start import *; {start}; import _pullback_cli"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "NumPy" not in done.stderr
+    assert "UserWarning: other" in done.stderr
+
+
 # ---- Ctrl-C while it starts ----
 
 CTRL_C = """

@@ -126,13 +126,13 @@ EXPLAINS = (Cause(frozenset({"gradient-not-finite"}), "acme knows why"),)
 """
 
 
-def test_third_party_check_brings_repros_and_causes(package, run_python):
+def test_third_party_check_brings_repros_and_causes(package, warm_python):
     (package / "acme_checks" / "knowing.py").write_text(KNOWING, encoding="utf-8")
     with (package / "acme_checks-1.0.dist-info" / "entry_points.txt").open("a") as points:
         points.write("\nknowing = acme_checks.knowing\n")
     example = ["--example", "torch.tensor([-1.0, 2.0])"]
 
-    run = run_python(
+    run = warm_python(
         "-m", "pullback", "check", "ops.py", "--json", "--select", "acme", *example, folder=package
     )
 
@@ -142,8 +142,8 @@ def test_third_party_check_brings_repros_and_causes(package, run_python):
     assert finding["repro"].endswith("out = Softplus.apply(x)\nassert not out.numel()")
 
 
-def test_page_of_third_party_check_is_explained(package, run_python):
-    run = run_python("-m", "pullback", "explain", "acme1", folder=package)
+def test_page_of_third_party_check_is_explained(package, warm_python):
+    run = warm_python("-m", "pullback", "explain", "acme1", folder=package)
 
     assert run.stdout.startswith("ACME1 gradient-not-finite (wrong, group acme, from profile ")
     assert "Cannot see\n    Other values at which a gradient is not finite." in run.stdout

@@ -1,14 +1,8 @@
 """`pytest --pullback` audits what the tests ran, also under xdist, and `sound` is a fixture."""
 
-import os
-import subprocess
-import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import pytest
-
-SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 OPS = """
 import torch
@@ -73,27 +67,37 @@ INSTALLED = any(point.value == "_pullback_pytest" for point in entry_points(grou
 PLUGIN = () if INSTALLED else ("-p", "_pullback_pytest")
 
 
-@pytest.fixture
-def run_pytest(tmp_path):
+def run_in(folder, python, tests, options, factor):
     """Run the tests of a user in a folder of their own; the exit code and the output."""
+    (folder / "user_ops.py").write_text(OPS.format(factor=factor), encoding="utf-8")
+    (folder / "test_user.py").write_text(tests, encoding="utf-8")
+    own = (*PLUGIN, "-p", "no:cacheprovider", "--rootdir", ".", "--pullback-profile", "quick")
+    done = python("-m", "pytest", *own, *options, folder=folder)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def run_pytest(tmp_path, warm_python):
+    """Runs of pytest in which PyTorch is loaded from the start."""
 
     def run(tests, *options, factor=3):
-        (tmp_path / "user_ops.py").write_text(OPS.format(factor=factor), encoding="utf-8")
-        (tmp_path / "test_user.py").write_text(tests, encoding="utf-8")
-        own = (*PLUGIN, "-p", "no:cacheprovider", "--rootdir", ".")
-        command = [sys.executable, "-m", "pytest", *own, "--pullback-profile", "quick", *options]
-        paths = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        return done.returncode, done.stdout + done.stderr
+        return run_in(tmp_path, warm_python, tests, options, factor)
 
     return run
 
 
-def test_finding_fails_the_run(run_pytest):
-    code, text = run_pytest(TESTS, "--pullback")
+@pytest.fixture
+def run_fresh_pytest(tmp_path, run_python):
+    """Runs of pytest as a user starts it."""
+
+    def run(tests, *options, factor=3):
+        return run_in(tmp_path, run_python, tests, options, factor)
+
+    return run
+
+
+def test_finding_fails_the_run(run_fresh_pytest):
+    code, text = run_fresh_pytest(TESTS, "--pullback")
 
     assert code == 1
     assert "2 passed" in text
@@ -112,8 +116,8 @@ def test_time_bounds_the_audit(run_pytest):
 
 
 @pytest.mark.slow
-def test_workers_of_xdist_are_audited(run_pytest):
-    code, text = run_pytest(TESTS, "--pullback", "-n", "1")
+def test_workers_of_xdist_are_audited(run_fresh_pytest):
+    code, text = run_fresh_pytest(TESTS, "--pullback", "-n", "1")
 
     assert code == 1
     assert text.count("G103 wrong-factor (wrong): ") == 1
@@ -131,15 +135,21 @@ def test_workers_of_xdist_are_audited(run_pytest):
             marks=pytest.mark.slow,
         ),
         ([], FIXTURE, "1 passed"),
-        ([], LIGHT, "1 passed"),
     ],
-    ids=["allowed", "marked", "fixture", "light"],
+    ids=["allowed", "marked", "fixture"],
 )
 def test_run_passes(run_pytest, options, tests, told):
     code, text = run_pytest(tests, *options)
 
     assert code == 0, text
     assert told in text
+
+
+def test_plugin_loads_nothing_before_a_test_does(run_fresh_pytest):
+    code, text = run_fresh_pytest(LIGHT)
+
+    assert code == 0, text
+    assert "1 passed" in text
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ python -m benchmarks.blind --only sound/losses   # some
 python -m benchmarks.blind --json results.json   # what was found, to be read
 python -m benchmarks.blind --show results.json   # the table of that again
 
-A module of `faulty/` or `sound/` has a list `CASES`: `target`, `inputs` (makes them), and what the
-author says of it: `fault`, `kind` (wrong, fragile or wasteful), `visible`, `evidence`; or
+A module of `faulty/` or `sound/` may have a list `CASES`: `target`, `inputs` (makes them), and what
+the author says of it: `fault`, `kind` (wrong, fragile or wasteful), `visible`, `evidence`; or
 `declares` and `note`. A fault counts as found where the report has a finding that is as bad as the
 fault, or worse. An alarm is a finding on a sound function that is called wrong or fragile.
 """
@@ -45,7 +45,8 @@ def cases(folder: Path, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
                 sys.modules.pop(name, None)
             loaded = importlib.import_module(module)
             sys.path.pop(0)
-            for case in [*loaded.CASES, *getattr(loaded, "EXTRA_CASES", [])]:
+            lists = (getattr(loaded, name, ()) for name in ("CASES", "EXTRA_CASES"))
+            for case in (case for cases in lists for case in cases):
                 yield f"{group}/{module}:{case['name']}", case
 
 
@@ -117,7 +118,7 @@ def table(rows: list[Row]) -> str:
 def main() -> int:
     """Check the cases, print the table; the exit code says whether it is clean."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--set", default="", help="of later authors: second")
+    parser.add_argument("--set", default="", help="of later authors: second, third")
     parser.add_argument("--only", default="", help="a part of the names of modules")
     parser.add_argument("--profile", default="standard")
     parser.add_argument("--json", type=Path)

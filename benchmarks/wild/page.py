@@ -29,7 +29,7 @@ HEAD = """\
 The checker is meant for code that its authors never saw. So it is run over packages of PyPI: their
 custom autograd Functions, with small inputs of the kind that their own tests and examples use. Each
 finding has a verdict, and each verdict a run that settles it without the checker: finite
-differences, a twin in float64, PyTorch's own operator, or the few lines of plain PyTorch that a
+differences, the same in float64, PyTorch's own operator, or the few lines of plain PyTorch that a
 finding comes with.
 
 - *true*: the Function does what the finding says, and its author would want to know.
@@ -122,7 +122,7 @@ def _figures(before: Counts, now: Counts) -> str:
     ]
     lines = ["## In figures", "", "| | at first sight | now |", "|---|---|---|"]
     lines += [f"| {name} | {figure(before)} | {figure(now)} |" for name, figure in rows]
-    lines += ["", "*First sight* is the run before anything was mended because of it."]
+    lines += ["", "*First sight* is the run before anything was fixed because of it."]
     return "\n".join(lines)
 
 

@@ -15,9 +15,15 @@ from pullback.errors import ExamplesError, TargetError
 
 ATTACKS = [attack for attack in TABLE if attack.file == "cpu.py"]
 ONE_OF_EACH = list({attack.finding: attack for attack in ATTACKS if not attack.by_time}.values())
-SOME_THEN_ALL = pytest.mark.parametrize(
-    "attacks", [ONE_OF_EACH, pytest.param(ATTACKS, marks=pytest.mark.slow)], ids=["some", "all"]
-)
+ONE_OF_SOUND = list({attack.sound: attack for attack in ATTACKS}.values())
+
+
+def some_then_all(some):
+    """Some attacks, and all of them where slow tests run."""
+    every = pytest.param(ATTACKS, marks=pytest.mark.slow)
+    return pytest.mark.parametrize("attacks", [some, every], ids=["some", "all"])
+
+
 QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}
 
 
@@ -47,7 +53,7 @@ def missed(attacks, verdicts):
     return found
 
 
-@SOME_THEN_ALL
+@some_then_all(ONE_OF_EACH)
 def test_attack_is_caught_for_its_reason(attacks, few_rounds):
     attacks = [attack for attack in attacks if not attack.by_time]
 
@@ -61,7 +67,7 @@ def test_attacks_by_time_are_caught():
     assert missed(attacks, judged(attacks, 0)) == {}
 
 
-@SOME_THEN_ALL
+@some_then_all(ONE_OF_SOUND[::2])
 def test_sound_counterparts_are_silent(attacks, few_rounds):
     verdicts = judged(attacks, 1)
     loud = {name: verdict.names() for name, verdict in verdicts.items() if not verdict.ok}

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import pullback as pb
-from tests.check.subjects import made, normal
+from pullback.check.behaved import approximates, goes_on_otherwise
+from tests.check.subjects import made, normal, subject
 
 
 def halves(x):
@@ -61,3 +62,42 @@ def test_gradient_that_is_wrong_within_symmetric_matrices_is_found():
     a = (root @ root.mT + 4 * torch.eye(4)).requires_grad_()
 
     assert wrong(pb.check(made(lambda a: torch.logdet(a), traced), (a,))) != []
+
+
+FORMULA = made(lambda x: x.sin(), lambda g, x: g * x.cos())
+
+
+def until(tolerance):
+    """The fixed point of `tanh(y) / 2 + x`, by as many rounds as it takes."""
+
+    def forward(x):
+        y, last = x, torch.full_like(x, torch.inf)
+        while float((y - last).abs().max()) > tolerance:
+            y, last = y.tanh() / 2 + x, y
+        return y
+
+    return made(forward, lambda g, x: g / (1 - (1 - forward(x).tanh() ** 2) / 2))
+
+
+def test_rounds_of_a_solver_depend_on_the_values():
+    solver, formula = (subject(f, normal(4)) for f in (until(1e-13), FORMULA))
+
+    for one, is_other in ((solver, True), (formula, False)):
+        tiny = one.small.put(0, one.small.args[0] * 1e-12, "tiny")
+        assert goes_on_otherwise(one, tiny) == is_other
+
+
+def summed(x):
+    """Entry by entry."""
+    total = x.new_zeros(())
+    for one in x.flatten():
+        total = total + one.sin()
+    return total
+
+
+def test_loop_over_entries_is_no_solver():
+    loop = subject(made(summed, lambda g, x: g * x.cos()), normal(6, 8))
+    solver = subject(of_root(halves), normal(6, 8))
+
+    assert not approximates(loop)
+    assert approximates(solver)

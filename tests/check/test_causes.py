@@ -64,6 +64,14 @@ def test_echo_becomes_line_of_its_cause(cause):
     )
 
 
+def test_every_finding_of_a_cause_stays():
+    other = finding("mutated-cotangent", "mutation", At(Input("x"), (0,), ", after backward"))
+    found = by_cause([WRONG, CHANGED, other])
+
+    assert names(found) == ["mutated-cotangent", "mutated-cotangent"]
+    assert ["also" in one.facts for one in found] == [True, False]
+
+
 def test_gradient_with_its_own_reason_stays():
     other = finding("wrong-gradient", why="the saved `y` is used where `x` is needed")
 

@@ -181,13 +181,13 @@ def test_inputs_of_op_come_from_its_schema(library):
     assert report["examples"] == ["x: float32[3, 4], beta: 1.0"]
 
 
-def test_repro_of_op_fails_without_this_library(library, run_python, tmp_path):
+def test_repro_of_op_fails_without_this_library(library, warm_python, tmp_path):
     result = run(library, "torch.ops.my_ops.square", "--select", "wrong-factor", "--json")
 
     (report,) = json.loads(result.stdout)["reports"]
     repro = report["findings"][0]["repro"]
     (tmp_path / "repro.py").write_text(repro, encoding="utf-8")
-    done = run_python(str(tmp_path / "repro.py"))
+    done = warm_python(str(tmp_path / "repro.py"))
     assert "pullback" not in repro
     assert "AssertionError: expected 8.72, got 4.36" in done.stderr
 
@@ -211,11 +211,11 @@ def test_shown_functions_are_those_tested():
     assert [block for block in blocks("cpp") if block.strip() not in source] == []
 
 
-def test_shown_python_runs(library, run_python, tmp_path):
+def test_shown_python_runs(library, warm_python, tmp_path):
     shutil.copy(library, tmp_path / "my_ops.so")
     (tmp_path / "guide.py").write_text("\n".join(blocks("py")[1:]), encoding="utf-8")
 
-    done = run_python("guide.py", folder=tmp_path)
+    done = warm_python("guide.py", folder=tmp_path)
 
     assert done.returncode == 0, done.stderr
 

@@ -1,5 +1,7 @@
 """What a report says to be proved holds for all inputs; a search that fails is not told."""
 
+import importlib
+
 import pytest
 import torch
 from torch.autograd import Function
@@ -98,3 +100,25 @@ def test_search_that_dies_is_not_told(monkeypatch):
 
     assert report.ok
     assert report.proved is None
+
+
+def test_long_loop_is_not_searched(monkeypatch):
+    asked = []
+
+    def prove(function, *examples, seconds):
+        asked.append(function)
+        raise ValueError("no proof")
+
+    monkeypatch.setattr(importlib.import_module("pullback.prove"), "prove", prove)
+
+    def summed(x):
+        total = x
+        for _ in range(300):
+            total = total + x
+        return total
+
+    looped = made(summed, lambda g, x: g * 301)
+    for function in (looped, Swish):
+        pb.check(function, (X,), isolate=False, select=["gradient"])
+
+    assert asked == [Swish]

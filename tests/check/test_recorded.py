@@ -416,3 +416,22 @@ def test_hostile_pickle_runs_no_code(tmp_path):
     with pytest.raises(RecordingError):
         load_recording(tmp_path / "calls.pt")
     assert not (tmp_path / "made by a pickle").exists()
+
+
+def test_declarations_of_settings_add_to_those_of_the_class():
+    class Straight(torch.autograd.Function):
+        declares = {"surrogate": "x"}  # noqa: RUF012
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * x.sigmoid()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 1.5 * g
+
+    with pb.recording() as rec:
+        Straight.apply(X.clone().requires_grad_())
+    declared = {"declares": {"nondeterministic": 1e-9}}
+
+    assert rec.check(options_of=lambda _: declared, select=["gradient"], profile="quick").ok

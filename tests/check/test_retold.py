@@ -64,8 +64,8 @@ QUICK = ("wrong everywhere", "at a size")
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANTED],
     indirect=True,
 )
-def test_repro_prints_numbers_of_finding(found, run_python):
-    said = run_python("-c", found.repro).stderr
+def test_repro_prints_numbers_of_finding(found, warm_python):
+    said = warm_python("-c", found.repro).stderr
 
     assert found.repro
     numbers = {float(text) for text in re.findall(r"-?\d+\.?\d*(?:e[-+]?\d+)?", said)}

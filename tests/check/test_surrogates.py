@@ -5,6 +5,10 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
+from pullback.check.subject import Subject
+from pullback.check.surrogates import Shape, surrogates_of
+from pullback.check.target import target_of
+from pullback.judge.example import example_of
 
 
 def made(name, forward, backward):
@@ -102,7 +106,25 @@ def row(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
+def both(ctx, a, b):
+    return a.clone(), b.clone()
+
+
+def drawn_spikes(ctx, rate, steps):
+    if rate.min() < 0 or rate.max() > 1:
+        raise ValueError("rates must be between 0 and 1")
+    return (torch.rand(steps, *rate.shape) < rate).to(rate.dtype)
+
+
 SURROGATES = {
+    "of two inputs that are returned": (
+        made("Averaged", both, lambda ctx, g, h: ((g + h) / 2, (g + h) / 2)),
+        (row(4, 5), (2 * row(4, 5).detach() - 0.3).requires_grad_()),
+    ),
+    "drawn spikes": (
+        made("Drawn", drawn_spikes, lambda ctx, g: (g.sum(0), None)),
+        (row(3, 4).detach().sigmoid().requires_grad_(), 6),
+    ),
     "straight through": (made("Rounded", rounded, passing), (row(4, 5),)),
     "one-hot": (made("OneHot", one_hot, passing), (row(4, 5),)),
     "spike": (made("Spike", spike, fast_sigmoid), (row(4, 5), 0.5)),
@@ -140,7 +162,32 @@ SURROGATES = {
 }
 
 
-@pytest.mark.quick(4)
+SHAPES = {
+    "straight through": {"x": Shape.CONSTANT},
+    "one-hot": {"x": Shape.CONSTANT},
+    "spike": {"v": Shape.CONSTANT},
+    "reversal": {"x": Shape.IDENTITY},
+    "clipping": {"x": Shape.IDENTITY},
+    "to another input": {"other": Shape.IDENTITY},
+    "of a rotation": {"other": Shape.IDENTITY},
+    "one output of two": {"x": Shape.CONSTANT},
+    "a clip that is passed": {"x": Shape.PASSED},
+    "an estimate": {"x": Shape.DRAWN},
+    "two outputs that are rounded": {"low": Shape.CONSTANT, "width": Shape.ROUNDED},
+    "bound": {"x": Shape.BOUND},
+    "learned step": {"x": Shape.CONSTANT},
+}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogate_is_known_by_its_shape(name):
+    function, inputs = SURROGATES[name]
+    found = surrogates_of(Subject(target_of(function), [example_of(inputs)]))
+
+    assert {one.name: one.shape for one in found} == SHAPES[name]
+
+
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SURROGATES)
 def test_surrogate_is_no_finding_and_is_said(name):
     function, inputs = SURROGATES[name]
@@ -148,7 +195,7 @@ def test_surrogate_is_no_finding_and_is_said(name):
 
     assert [f for f in report.findings if f.weight == "wrong"] == []
     assert any(note.startswith("surrogate gradient of `") for note in report.notes)
-    assert any("declares = {'surrogate': '" in note for note in report.notes)
+    assert any("declares = {'surrogate': " in note for note in report.notes)
 
 
 def test_declared_surrogate_is_not_said_again():
@@ -172,6 +219,16 @@ def test_surrogate_inside_a_program_is_known(is_declared):
 
     assert [f.rule.code for f in report.findings if f.weight == "wrong"] == []
     assert any("`Rounded`, which it calls" in note for note in report.notes)
+
+
+def test_second_derivative_through_a_surrogate_is_not_compared():
+    function = made("Smoothed", lambda ctx, x: x * x.sigmoid(), lambda ctx, g: 1.5 * g)
+    function.declares = {"surrogate": True}
+
+    report = pb.check(lambda x: function.apply(x).sin(), (row(4, 5),), select=["second"])
+
+    assert report.ok
+    assert any("which second derivatives go through" in s.reason for s in report.skips)
 
 
 def test_estimate_inside_a_program_is_known():

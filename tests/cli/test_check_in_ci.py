@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pullback.cli import check as cli
+from pullback.cli import kept
 from pullback.cli.changed import files_with_functions
 from pullback.cli.main import app
 
@@ -176,6 +177,36 @@ def test_function_of_others_is_declared_from_outside(project):
     assert run("ops_in_ci.py:Doubled", "--settings", "pullback.toml").exit_code == 0
 
 
+WITH_INSIDE = """
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return Doubled.apply(x).sin()
+
+
+def program(x):
+    return Doubled.apply(x).sin()
+"""
+
+
+@pytest.mark.parametrize("name", ["Model", "program"])
+def test_settings_hold_for_functions_inside(project, name):
+    write("ops_in_ci.py", OPS + WITH_INSIDE)
+    command = [f"ops_in_ci.py:{name}", "--example", "torch.randn(3, 4, requires_grad=True)"]
+    plain = run(*command, select="gradient", cache="")
+    write("pullback.toml", '[declare."ops_in_ci:Doubled"]\nsurrogate = ["x"]\n')
+    declared = run(*command, select="", cache="")
+    write("pullback.toml", '[per-target."ops_in_ci:Doubled"]\nallow = ["wrong-factor"]\n')
+    allowed = [run(*command, select=one, cache="") for one in ("gradient", "wrong-factor")]
+
+    assert "wrong-factor (wrong)" in plain.stdout
+    assert declared.exit_code == 0, declared.output
+    assert not any("in:       Doubled" in one.stdout for one in allowed)
+    assert [one.exit_code for one in allowed] == [0, 0] or name == "program"  # wrong itself
+
+
 def test_wrong_declaration_is_told(project):
     write("pullback.toml", '[declare."ops_in_ci.py:Doubled"]\nsurrogate = ["y"]\n')
     result = run("ops_in_ci.py:Doubled")
@@ -191,6 +222,17 @@ def test_target_has_settings_of_its_own(project):
     assert result.exit_code == 0
     assert result.stdout.startswith("Doubled: nothing found. 8 rules, ")
     assert "\nHalved: nothing found. 9 rules, " in result.stdout
+
+
+@pytest.mark.parametrize("rule", ["unused-parameter", "model"])
+def test_rule_of_models_may_stand_in_settings(project, rule):
+    write("pullback.toml", f'allow = ["{rule}"]\n')
+    allowed = run("ops_in_ci.py:Halved")
+    write("pullback.toml", "")
+    selected = run("ops_in_ci.py:Halved", select=rule)
+
+    assert allowed.exit_code == 0, allowed.output
+    assert "E404 rule-name: `select` must name a rule that can be tried here" in selected.stderr
 
 
 def test_mistake_in_settings_ends_with_code_two(project):
@@ -286,6 +328,56 @@ def test_baseline_follows_a_file_that_is_renamed(project):
     assert "no longer found: ops_in_ci.py:Doubled: G103 wrong-factor" in mended.stdout
 
 
+@pytest.mark.parametrize(
+    ("broken", "options", "told"),
+    [
+        ("raise RuntimeError", (), "1 could not be checked: ops_in_ci.py."),
+        (OPS, ("--allow", "wrong-fctor"), ""),
+        (OPS, ("--example", "no_such_name"), ""),
+    ],
+    ids=["file that cannot be imported", "unknown rule", "example that cannot be made"],
+)
+def test_baseline_keeps_what_could_not_be_looked_for(project, broken, options, told):
+    write(
+        "pullback.toml", 'baseline = "known.json"\ntargets = ["ops_in_ci.py", "wasteful_in_ci.py"]'
+    )
+    write("wasteful_in_ci.py", WASTEFUL)
+    run("--write-baseline")
+    known = Path("known.json").read_text()
+    write("ops_in_ci.py", broken)
+    checked = run(*options)
+    written = run("--write-baseline", *options)
+
+    assert "no longer found" not in checked.stdout
+    assert written.exit_code == 2
+    assert told in written.stdout
+    assert ("Written to" in written.stdout) == bool(told)
+    assert Path("known.json").read_text() == known
+
+
+def test_baseline_that_cannot_be_written_loses_nothing_found(project):
+    result = run("ops_in_ci.py", "--write-baseline", "--baseline", "no/such/known.json", "--json")
+    said = json.loads(result.stdout)
+
+    assert result.exit_code == 2
+    assert [len(report["findings"]) for report in said["reports"]] == [1, 0]
+    assert [error["code"] for error in said["errors"]] == ["E421"]
+    assert "Written to" not in result.output
+
+
+def test_target_without_a_name_is_told(project):
+    result = run("")
+
+    assert result.exit_code == 2
+    assert "a target must have a name" in result.stderr
+
+
+def test_baseline_is_not_made_by_a_command_that_is_mistaken(project):
+    run("ops_in_ci.py", "--write-baseline", "--allow", "wrong-fctor")
+
+    assert not Path("pullback-baseline.json").exists()
+
+
 def test_baseline_of_settings_is_beside_them(project, monkeypatch):
     write("pullback.toml", 'baseline = "known.json"\ntargets = ["ops_in_ci.py"]\n')
     (project / "inner").mkdir()
@@ -341,7 +433,9 @@ def test_unchanged_target_is_not_checked_again(project, monkeypatch):
     assert kept == first.stdout.splitlines()
 
 
-@pytest.mark.parametrize("change", ["source", "dependency", "settings", "inputs", "no cache"])
+@pytest.mark.parametrize(
+    "change", ["source", "dependency", "library", "settings", "inputs", "no cache"]
+)
 def test_changed_target_is_checked_again(project, monkeypatch, change):
     run("ops_in_ci.py:Halved", cache="")
     calls = count_checks(monkeypatch)
@@ -350,6 +444,9 @@ def test_changed_target_is_checked_again(project, monkeypatch, change):
         write("ops_in_ci.py", OPS + "\n# another line\n")
     if change == "dependency":
         write("shared_part.py", "def factor():\n    return 2.0\n")
+    if change == "library":  # another version of one that is installed
+        (project / "lib" / "kernels-2.0.dist-info").mkdir(parents=True)
+        monkeypatch.syspath_prepend(project / "lib")
     if change == "settings":
         options = ["--allow", "wrong-gradient"]
     if change == "inputs":
@@ -357,6 +454,22 @@ def test_changed_target_is_checked_again(project, monkeypatch, change):
     if change == "no cache":
         cache = "--no-cache"
     run("ops_in_ci.py:Halved", *options, cache=cache)
+
+    assert calls == ["Halved"]
+
+
+def test_result_is_kept_from_one_installation_to_the_next(project, monkeypatch, tmp_path):
+    run("ops_in_ci.py:Halved", cache="")
+    again = tmp_path / "again" / "pullback"
+    shutil.copytree(kept.PACKAGE, again, copy_function=shutil.copyfile)  # at other times
+    monkeypatch.setattr(kept, "PACKAGE", again)
+    kept._own_version.cache_clear()
+    calls = count_checks(monkeypatch)
+    run("ops_in_ci.py:Halved", cache="")
+    (again / "pages.py").write_text("# another version", encoding="utf-8")
+    kept._own_version.cache_clear()
+    run("ops_in_ci.py:Halved", cache="")
+    kept._own_version.cache_clear()
 
     assert calls == ["Halved"]
 
@@ -420,6 +533,20 @@ def test_what_is_excluded_is_left_out_unless_it_is_named(project):
     assert whole.exit_code == 0
     assert [one["subject"] for one in json.loads(whole.stdout)["reports"]] == ["Halved"]
     assert [one["subject"] for one in json.loads(named.stdout)["reports"]] == ["Doubled"]
+
+
+@needs_git
+@pytest.mark.parametrize("branch", ["main", "orphan"])
+def test_everything_has_changed_before_the_first_commit(project, branch):
+    git("init")
+    if branch == "orphan":
+        git("commit", "--allow-empty", "-m", "of another branch")
+        git("checkout", "--orphan", branch)
+    git("add", "ops_in_ci.py")
+    result = run("--changed")
+
+    assert result.exit_code == 1
+    assert "2 Functions checked, 1 with findings: Doubled." in result.stdout
 
 
 @needs_git

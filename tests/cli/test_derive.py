@@ -85,7 +85,7 @@ def run(*args):
     return CliRunner().invoke(app, args, catch_exceptions=True)
 
 
-def test_printed_module_passes_gradcheck(ops, run_python):
+def test_printed_module_passes_gradcheck(ops, warm_python):
     example = "torch.randn(4, requires_grad=True)"
     printed = run("derive", "ops_of_a_user:swish", "--example", example).output
     check = (
@@ -94,7 +94,7 @@ def test_printed_module_passes_gradcheck(ops, run_python):
     )
     (ops / "main.py").write_text(printed + check, encoding="utf-8")
 
-    assert run_python("main.py", folder=ops).stdout.strip() == "True"
+    assert warm_python("main.py", folder=ops).stdout.strip() == "True"
 
 
 def test_examples_may_stand_on_the_function(ops):
@@ -212,13 +212,13 @@ def test_proofs_are_shown():
     assert len(sessions()) == 3
 
 
-def test_program_ends_with_code_two(ops, run_python):
+def test_program_ends_with_code_two(ops, warm_python):
     (ops / "main.py").write_text(
         "import sys\nfrom pullback.cli.main import main\n"
         "sys.argv = ['pullback', 'derive', 'nothing']\nmain()\n",
         encoding="utf-8",
     )
-    result = run_python("main.py", folder=ops)
+    result = warm_python("main.py", folder=ops)
 
     assert result.returncode == 2
     assert result.stderr.startswith("E401 target: ")

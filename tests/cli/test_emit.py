@@ -172,8 +172,8 @@ def test_unfit_options_end_with_two(ops, args):
     assert result.stderr.startswith("Usage: ")
 
 
-def test_mistake_ends_with_two(ops, run_python):
-    done = run_python("-m", "pullback", "emit", "ops_to_emit:wish", folder=ops)
+def test_mistake_ends_with_two(ops, warm_python):
+    done = warm_python("-m", "pullback", "emit", "ops_to_emit:wish", folder=ops)
 
     assert done.returncode == 2
     assert done.stderr.startswith("E401 target: ")

@@ -1,7 +1,6 @@
 """`pullback new check` writes a check and its test, which run as they are."""
 
 import importlib.util
-import subprocess
 import sys
 
 import pytest
@@ -29,15 +28,9 @@ def repository(folder):
     return folder
 
 
-def test_check_of_another_package_passes_its_test(folder):
+def test_check_of_another_package_passes_its_test(folder, warm_python):
     result = new("gradient-not-finite", "--group", "acme")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python("-m", "pytest", "-q", "-p", "no:cacheprovider", ".", folder=folder)
 
     assert result.exit_code == 0
     assert 'gradient-not-finite = "YOUR_PACKAGE.gradient_not_finite"' in result.output

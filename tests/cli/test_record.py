@@ -165,10 +165,10 @@ def test_error_of_program_is_told_without_our_lines(program, capsys, monkeypatch
         pytest.param("os.kill(os.getpid(), signal.SIGKILL)", 137, marks=pytest.mark.slow),
     ],
 )
-def test_recording_is_there_however_the_program_ends(program, run_python, ending, code):
+def test_recording_is_there_however_the_program_ends(program, warm_python, ending, code):
     text = TRAIN.replace("    sys.exit(3)", f"    import os, signal\n    {ending}")
     (program / "train.py").write_text(text, encoding="utf-8")
-    run = run_python("-m", "pullback", "record", "--", sys.executable, "train.py", "4")
+    run = warm_python("-m", "pullback", "record", "--", sys.executable, "train.py", "4")
 
     assert run.returncode == code
     assert len(load_recording(program / "pullback-recording.pt").calls) == 1

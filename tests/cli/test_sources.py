@@ -35,5 +35,24 @@ def test_imports_are_followed_and_nothing_is_run(project):
     assert found == sorted(set(FILES) - {"unused.py"}, key=lambda name: project / name)
 
 
+def test_installed_package_is_followed_from_its_own_files(project, monkeypatch):
+    packages = project / "site-packages"
+    files = {
+        "mine/__init__.py": "",
+        "mine/ops.py": "from mine import helpers",
+        "mine/helpers.py": "import other",
+        "other.py": "",
+    }
+    for name, text in files.items():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text, encoding="utf-8")
+    (project / "helpers.py").write_text("import mine.ops", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
+
+    own = [packages / "mine" / name for name in ("__init__.py", "helpers.py", "ops.py")]
+    assert sources_of(packages / "mine" / "ops.py") == tuple(own)
+    assert sources_of(project / "helpers.py") == (project / "helpers.py",)
+
+
 def test_libraries_are_not_the_users(project):
     assert not any("torch" in path.parts for path in sources_of(project / "ops.py"))

@@ -20,7 +20,7 @@ def names_with_slow(quick):
 
 @pytest.mark.quick(6)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_combined_keeps_the_law(name):
+def test_combined_computes_the_same(name):
     pipeline = PIPELINES[name]
     args = pipeline.draw()
     combined = combine(pipeline.program, *args)
@@ -37,7 +37,7 @@ QUICK = ("norm_gelu", "largest")
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("backend", ["inductor", "native"])
 @pytest.mark.parametrize("name", names_with_slow(QUICK))
-def test_compiled_nodes_keep_the_law(name, backend):
+def test_compiled_nodes_compute_the_same(name, backend):
     pipeline = PIPELINES[name]
     args = pipeline.draw()
     combined = combine(pipeline.program, *args, backend=backend)
@@ -47,7 +47,7 @@ def test_compiled_nodes_keep_the_law(name, backend):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_nested_keeps_the_law(name):
+def test_nested_computes_the_same(name):
     pipeline = PIPELINES[name]
     args = pipeline.draw()
     nested = nest(pipeline.program)
@@ -56,7 +56,7 @@ def test_nested_keeps_the_law(name):
     assert_same(derivatives_of(nested.apply, args), derivatives_of(pipeline.program, args))
 
 
-def groupings_keep_the_law(name, groupings):
+def groupings_compute_the_same(name, groupings):
     pipeline = PIPELINES[name]
     args = pipeline.draw()
     expected = derivatives_of(pipeline.program, args)
@@ -76,11 +76,11 @@ def groupings_keep_the_law(name, groupings):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", names_with_slow(CUTS))
-def test_every_cut_keeps_the_law(name):
-    groupings_keep_the_law(name, intervals)
+def test_every_cut_computes_the_same(name):
+    groupings_compute_the_same(name, intervals)
 
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("name", names_with_slow(EVERY))
-def test_every_grouping_keeps_the_law(name):
-    groupings_keep_the_law(name, lambda count: partitions(list(range(count))))
+def test_every_grouping_computes_the_same(name):
+    groupings_compute_the_same(name, lambda count: partitions(list(range(count))))

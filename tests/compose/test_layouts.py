@@ -212,6 +212,45 @@ def test_output_that_nobody_uses_costs_no_compiled_code(backend):
                     torch.testing.assert_close(g, e)
 
 
+@pytest.mark.parametrize("backend", ["inductor", pytest.param("native", marks=pytest.mark.slow)])
+def test_output_that_nobody_uses_costs_no_code_of_open_sizes(backend):
+    def two(x, w, b):
+        return torch.sin(x * w), x * b, b.exp()
+
+    def args(size):
+        return leaf(4, size), leaf(4, 1), leaf(size)
+
+    combined = pb.combine(two, *args(5), backend=backend)
+    combined.apply(*args(5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        for size, place in ((6, 1), (6, 0), (7, 2), (6, 1)):
+            given = args(size)
+            got = torch.autograd.grad(combined.apply(*given)[place].sum(), given, allow_unused=True)
+            want = torch.autograd.grad(two(*given)[place].sum(), given, allow_unused=True)
+            assert [g is None for g in got] == [g is None for g in want]
+            for g, e in zip(got, want, strict=True):
+                if e is not None:
+                    torch.testing.assert_close(g, e)
+    assert "uncompiled" not in combined.explain()
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("verify", [True, False])
+def test_first_backward_may_come_at_another_size_than_the_first_call(backend, verify):
+    def scaled(x, w):
+        return (x * w).sin()
+
+    w = leaf(3, 1)
+    combined = pb.combine(scaled, leaf(3, 5), w, backend=backend, verify=verify)
+    for size in (5, 6):
+        combined.apply(leaf(3, size), w)
+    for size in (7, 1):
+        x = leaf(3, size)
+        got = torch.autograd.grad(combined.apply(x, w).sum(), (x, w))
+        torch.testing.assert_close(got, torch.autograd.grad(scaled(x, w).sum(), (x, w)))
+
+
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_value_returned_with_and_without_gradient(backend):
     def both(x):

@@ -1,4 +1,4 @@
-"""`nest`: a program as it is written, behind the door of a Function."""
+"""`nest`: a program as it is written, behind the face of a Function."""
 
 import pytest
 import torch

@@ -210,7 +210,7 @@ def test_hand_written_backward_needs_every_output_of_old():
     assert str(caught.value) == (
         "E301 capture: `program`, which holds hand-written backwards, must have a gradient for "
         "each of its outputs\n"
-        "  got:      an output that nobody uses, and no way to run it again: an input, or what it "
+        "  got:      an output that is not used, and no way to run it again: an input, or what it "
         "reads from outside it, has changed\n"
         "  fix:      add the unused output, times zero, to what is differentiated"
     )

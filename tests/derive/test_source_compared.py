@@ -313,6 +313,28 @@ def test_sizes_stay_open_where_the_program_is():
         assert_same(program, function, leaf(*shape))
 
 
+def test_text_that_is_wrong_for_other_numbers_of_dimensions_checks_them():
+    def mean_of_squares(x, y):
+        return (x - y).square().mean()
+
+    function, text = printed(mean_of_squares, leaf(3), leaf(3, seed=1))
+
+    assert "x.dim() == 1" in text
+    with pytest.raises(ValueError, match=r"`MeanOfSquares`: x\.dim\(\) must be 1, got 2"):
+        function.apply(leaf(2, 3), leaf(2, 3, seed=1))
+
+
+def test_text_that_is_right_for_other_numbers_of_dimensions_takes_them():
+    def scaled(x, y):
+        return (x.softmax(-1) * 2).sin() * y.sum()
+
+    function, text = printed(scaled, leaf(3, 4), leaf(3, 4, seed=1))
+
+    assert "dim()" not in text
+    for other in ((5,), (2, 3, 4)):
+        assert_same(scaled, function, leaf(*other), leaf(3, 4, seed=1))
+
+
 def test_loss_that_is_broadcast_is_refused():
     def program(x, y):
         return ((x - y) ** 2).mean()

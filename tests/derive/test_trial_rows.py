@@ -134,3 +134,27 @@ def test_fitted_repeats_and_crops():
     like = tensor_spec_of(torch.tensor([[1, 2, 3], [4, 5, 6]]))
 
     assert fitted(like, (3, 2)).tolist() == [[1, 2], [4, 5], [1, 2]]
+
+
+def test_numbers_that_a_kernel_takes_for_places_stay_finite():
+    def sampled(image, grid):
+        return torch.nn.functional.grid_sample(image, grid, align_corners=False)
+
+    def bags(table, places):
+        return torch.nn.functional.embedding_bag(places.long(), table)
+
+    def given(table, places):
+        return torch.nn.functional.embedding_bag(places, table)
+
+    image, grid = normal(1, 1, 4, 4), normal(1, 2, 2, 2)
+    table, places = normal(5, 2), torch.tensor([[0.0, 4.0]])
+    for program, examples in ((sampled, (image, grid)), (bags, (table, places))):
+        rows = value_rows(capture(program, examples), tensor_specs_of(examples))
+        numbers = [row.tensors[1] for row in rows]
+        assert len(rows) > 2
+        assert all(
+            set(x.flatten().tolist()) <= {0.0, *examples[1].flatten().tolist()} for x in numbers
+        )
+    examples = table, places.long()
+    rows = value_rows(capture(given, examples), tensor_specs_of(examples))
+    assert any(row.has_nan for row in rows)

@@ -1,8 +1,5 @@
 """Every example runs as a program, in a process of its own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,14 +32,8 @@ QUICK = {"combined", "hybrid", "my_relu", "roi_align"}
 @pytest.mark.parametrize(
     "module", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in LINES]
 )
-def test_module_runs_as_a_program(module):
-    run = subprocess.run(
-        [sys.executable, "-m", f"examples.{module}"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"} | EAGER,
-        capture_output=True,
-        text=True,
-    )
+def test_module_runs_as_a_program(module, warm_python):
+    run = warm_python("-m", f"examples.{module}", folder=ROOT, OMP_NUM_THREADS="1", **EAGER)
 
     assert run.returncode == 0, run.stderr
     assert any(line.startswith(LINES[module]) for line in run.stdout.splitlines()), run.stdout

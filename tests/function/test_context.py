@@ -540,7 +540,7 @@ NAMES = [
     "_origin",
     "_data",
     "_needs",
-    "_door",
+    "_info",
     "_keep",
     "_tensor_at",
     "saved",

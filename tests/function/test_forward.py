@@ -219,7 +219,7 @@ def test_second_dirty_input_is_named():
         combined(forward).apply(leaf(1.0) * 1, leaf(1.0) * 1)
 
 
-def test_dirty_stranger_warns_as_in_torch():
+def test_dirty_tensor_that_is_no_input_warns_as_in_torch():
     def forward(ctx, x):
         y = x * 2
         ctx.mark_dirty(y)

@@ -39,7 +39,7 @@ def slope(function, *args):
 # ---- one per class ----
 
 
-def test_door_is_made_once():
+def test_info_is_made_once():
     cls = square()
     cls.apply(leaf(1.0))
     info = info_of(cls)

@@ -39,9 +39,9 @@ def test_copy_renames_some_nodes():
     graph = traced("softmax").joint.graph
     node = next(iter(graph.find_nodes(op="call_function", target=torch.ops.aten._softmax.default)))
 
-    copy, twins = copied_graph(graph, {node: "probs"})
+    copy, copies = copied_graph(graph, {node: "probs"})
 
-    assert twins[node].name == "probs"
+    assert copies[node].name == "probs"
     assert len(copy.nodes) == len(graph.nodes)
 
 

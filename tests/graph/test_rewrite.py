@@ -1,4 +1,4 @@
-"""The engine: rules are applied to the end, and the laws hold whatever the rules do."""
+"""The engine: rules are applied to the end, and graphs stay legal, whatever the rules do."""
 
 import pytest
 import torch

@@ -73,7 +73,7 @@ def calls(graph):
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
-# ---- the law ----
+# ---- what must hold ----
 
 POLICIES = ("auto", "factors", "inputs", "everything")
 

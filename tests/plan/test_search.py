@@ -189,6 +189,20 @@ def test_spent_budget_still_knows_whole_programs():
     assert any("the budget was spent" in note for note in found.notes)
 
 
+def test_whole_programs_are_measured_when_the_time_is_over_at_once():
+    meter = FakeMeter()
+
+    def report(done, total, text):
+        meter.clock += 10.0
+
+    found = search(chain, meter, budget=5.0, report=report)
+
+    assert {row.candidate for row in found.rows[8]} == {
+        AS_WRITTEN,
+        PlanCandidate(COMBINED, (), *PAIR),
+    }
+
+
 def test_few_groupings_are_known_before_compiling(monkeypatch):
     meter = FakeMeter()
 

@@ -23,10 +23,16 @@ PROTOCOLS = {"pullback.derive.missing"}
 
 
 @cache
+def parsed(text: str) -> ast.Module:
+    """The tree of a module's text, parsed once for all who walk it; nobody changes it."""
+    return ast.parse(text)
+
+
+@cache
 def trees() -> dict[str, ast.Module]:
     """The parsed modules, by their dotted names."""
     paths = sorted(PACKAGE.rglob("*.py"))
-    return {_name(path): ast.parse(path.read_text("utf-8")) for path in paths}
+    return {_name(path): parsed(path.read_text("utf-8")) for path in paths}
 
 
 def _name(path: Path) -> str:

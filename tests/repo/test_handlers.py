@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.repo.figures import PACKAGE
+from tests.repo.figures import PACKAGE, parsed
 
 ANY = {"Exception", "BaseException"}
 
@@ -18,7 +18,7 @@ def catches_any(handler):
 def silent_handlers(text):
     """The lines of handlers of any exception that drop it, with no comment in or above them."""
     lines = text.splitlines()
-    for handler in ast.walk(ast.parse(text)):
+    for handler in ast.walk(parsed(text)):
         if not isinstance(handler, ast.ExceptHandler) or not catches_any(handler):
             continue
         inside = [node for statement in handler.body for node in ast.walk(statement)]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.repo.figures import parsed
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 ALLOWED = {
@@ -92,7 +94,7 @@ def changed_by(node, names):
 
 def changes(source):
     """What a module changes of what it imports."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     names = imported_names(tree)
     return sorted({one for node in ast.walk(tree) for one in changed_by(node, names)})
 

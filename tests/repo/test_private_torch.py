@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.repo.figures import parsed
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 ATTRIBUTES = {"_schema", "_version", "_cdata", "_autograd_meta", "_backward_hooks"}
@@ -51,7 +53,7 @@ def private_names(source):
 
     `import torch._C` alone is not a use; what is taken from it later is.
     """
-    tree = ast.parse(source)
+    tree = parsed(source)
     aliases = aliases_of(tree)
     used = {dotted(node, aliases) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     used |= {
@@ -82,7 +84,7 @@ def test_no_private_name_is_shared():
 
 def private_attributes(source):
     """The private attributes of torch's objects that a module reads."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(parsed(source)))
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     named = [node.args for node in nodes if isinstance(node, ast.Call) and len(node.args) > 1]
     read |= {args[1].value for args in named if isinstance(args[1], ast.Constant)}

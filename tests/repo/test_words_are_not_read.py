@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.repo.figures import PACKAGE
+from tests.repo.figures import PACKAGE, parsed
 
 # What is told in words: of a finding, a skip, an example, a crash or a rule.
 WORDS = {
@@ -43,7 +43,7 @@ SOUND = {
 
 def readings(source):
     """The lines that read words."""
-    return [node.lineno for node in ast.walk(ast.parse(source)) if _reads(node)]
+    return [node.lineno for node in ast.walk(parsed(source)) if _reads(node)]
 
 
 def _reads(node):

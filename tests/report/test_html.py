@@ -207,6 +207,29 @@ def test_check_keeps_the_gradient():
     assert len(Page(report.to_html()).of("table", "map")) == 3
 
 
+def test_map_is_of_the_numbers_that_are_reported():
+    class Swish(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * torch.sigmoid(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            s = torch.sigmoid(x)
+            return g * (s + x * s * (1 + s))
+
+    x = torch.linspace(-2, 2, 64).reshape(4, 16)
+    (finding,) = pb.check(Swish, (x,), select=["wrong-gradient"]).findings
+    expected, got, _ = heats_of(finding)  # those of its repro
+    row, column = finding.about.index
+
+    assert expected.rows[row][column].text == f"[{row}, {column}]: {finding.expected}"
+    assert got.rows[row][column].text == f"[{row}, {column}]: {finding.got}"
+    assert got.rows[row][column].is_worst
+
+
 # ---- parts ----
 
 

@@ -663,7 +663,7 @@ def test_failed_build_is_remembered_in_one_line(monkeypatch, tmp_path):
     ("error", "fix"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), building.SPACE),
-        (OpenFolderError("everybody may write to `/cache`"), "mend what it says"),
+        (OpenFolderError("everybody may write to `/cache`"), "do what it says"),
     ],
 )
 def test_fix_is_one_for_the_reason(error, fix, monkeypatch):

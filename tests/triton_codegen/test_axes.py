@@ -54,3 +54,16 @@ def test_transposed_view_has_the_axes_turned():
 def test_scans_are_refused_with_their_name(program):
     with pytest.raises(KernelError, match=program.__name__):
         axes_and_nodes(lambda x: program(x, -1), draw(4, 6))
+
+
+def test_last_piece_is_no_longer_than_the_first():
+    def program(x):
+        a, b = x.split(4, -1)
+        return a.sum(-1) + b.sum(-1)
+
+    axes, _ = axes_and_nodes(program, draw(5, 6))
+    (size,) = {symbol for one in axes.conditions for symbol in one.free_symbols}
+
+    assert [one.subs(size, 8) for one in axes.conditions] == [True, True, True]
+    assert [one.subs(size, 9) for one in axes.conditions] == [True, True, False]
+    assert [one.subs(size, 4) for one in axes.conditions] == [True, False, True]

@@ -7,6 +7,7 @@ from pullback.triton_codegen import expressions
 from pullback.triton_codegen.expressions import (
     KernelText,
     add,
+    clamp_text,
     div,
     literal_text,
     mul,
@@ -31,6 +32,14 @@ def test_small_powers_are_products():
     assert power_text(A, -1).text == "1.0 / a"
     assert power_text(A, 0.5).text == "tl.sqrt(a)"
     assert power_text(A, 2.5).text == "power(a, 2.5)"
+
+
+def test_clamp_has_the_bounds_it_is_given():
+    nan = "propagate_nan=tl.PropagateNan.ALL"
+
+    assert clamp_text(A, min=B).text == f"tl.maximum(a, b, {nan})"
+    assert clamp_text(A, max=C).text == f"tl.minimum(a, c, {nan})"
+    assert clamp_text(A, B, C).text == f"tl.minimum(tl.maximum(a, b, {nan}), c, {nan})"
 
 
 def test_products_of_zeros_alone_are_zero():

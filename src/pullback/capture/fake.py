@@ -25,12 +25,11 @@ from torch._subclasses import fake_tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils import _python_dispatch
 from torch.utils._sympy.printers import PythonPrinter
 
 from pullback.capture.places import place_at
 from pullback.function.modes import DispatchMode
-from pullback.function.slots import no_torch_function
+from pullback.function.slots import no_torch_function, without_modes
 
 HIDDEN = "is_hidden_from_captures"
 """The attribute of a mode that sees nothing of what happens `apart`."""
@@ -80,7 +79,7 @@ class Stage:
             return made
 
     def _symbols(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[Any, Any]:
-        with _python_dispatch._disable_current_modes():
+        with without_modes():
             like = torch.empty_strided(shape, stride, device="meta")
         source = LocalSource(f"t{self._made}")
         every: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape))
@@ -364,7 +363,7 @@ def apart() -> Iterator[None]:
     for mode in kept:
         stack._push_mode(mode)
     try:
-        with _python_dispatch._disable_current_modes(), _hooks_off():
+        with without_modes(), _hooks_off():
             yield
     finally:
         for _ in kept:

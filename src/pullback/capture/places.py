@@ -43,7 +43,16 @@ def is_users_file(path: str) -> bool:
 
 def is_installed(path: str) -> bool:
     """Whether the file at `path` belongs to an installed package."""
-    return any(part in _PACKAGES for part in path.split(os.sep))
+    return bool(installed_package(path))
+
+
+def installed_package(path: str) -> str:
+    """Where the installed package lies that a file belongs to; empty where it belongs to none."""
+    parts = path.split(os.sep)
+    for place, part in enumerate(parts[:-1]):
+        if part in _PACKAGES:
+            return os.sep.join(parts[: place + 2])
+    return ""
 
 
 def _is_within(path: str, folder: str) -> bool:

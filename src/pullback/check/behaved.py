@@ -5,7 +5,7 @@ far from the example forward is no longer what its author promised, and what bac
 is no defect. So a gradient that is wrong at other values or sizes counts only where
 
 - forward does not iterate, and at the example its backward is the derivative of forward up to
-  rounding, not up to the tolerance of a solver or a quadrature;
+  rounding, not up to the tolerance of a solver or a quadrature: else it `approximates`;
 - outputs and gradients hardly change where the inputs move by next to nothing, as the null space
   of a matrix of lower rank does;
 - forward does not go through whole numbers, where only differences tell its slope.
@@ -22,52 +22,89 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.capture.seeds import uniform_like
+from pullback.check.dispatch import views_memory
+from pullback.check.inputs.shapes import resized, symbols_of
 from pullback.check.subject import Subject
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import Example, can_differ, tensors_in, wide_of
 from pullback.judge.mismatch import Mismatch
+from pullback.judge.reference import FINEST
 from pullback.judge.run import CallError, copies_of, cotangents_of, of_span
 from pullback.judge.tolerances import CLOSED_FORM, SHARE, STABLE, largest_entry
 
 ROUNDS = 32  # of one op in a forward that iterates
+FEWEST = 2  # entries of each dimension, for a loop over them
+READS = ("copy_", "_local_scalar_dense")  # a loop over entries has many of these, and no rounds
 NOTHING = 1e-12  # of an input, which a sound function does not amplify much
 KEPT = "approximates"
 
 
 def is_behaved(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
     """Whether what is wrong at other inputs than the example's is one of backward's defects."""
-    if KEPT not in subject.trials:
-        counts = _counts(subject)
-        iterates = max(counts.ops.values(), default=0) > ROUNDS
-        subject.trials[KEPT] = [iterates or not _is_closed_form(subject), counts.is_whole]
-    approximates, is_whole = subject.trials[KEPT]
-    if approximates or (is_whole and not mismatch.is_seen_by_autograd):
+    _, is_whole = _known(subject)
+    if approximates(subject) or (is_whole and not mismatch.is_seen_by_autograd):
         return False
     return _is_steady(subject, example, mismatch)
 
 
+def approximates(subject: Subject) -> bool:
+    """Whether forward iterates, or its backward is forward's derivative up to a tolerance only."""
+    return _known(subject)[0]
+
+
+def goes_on_otherwise(subject: Subject, example: Example) -> bool:
+    """Whether forward has more or fewer rounds at these values, as a solver with a tolerance."""
+    usual, here = (_counts(subject, each).most for each in (subject.small, example))
+    return usual != here
+
+
+def _known(subject: Subject) -> tuple[bool, bool]:
+    if KEPT not in subject.trials:
+        counts = _counts(subject, subject.small)
+        iterates = counts.most > ROUNDS and _has_rounds(subject)
+        subject.trials[KEPT] = [iterates or not _is_closed_form(subject), counts.is_whole]
+    is_near, is_whole = subject.trials[KEPT]
+    return is_near, is_whole
+
+
 class _Counts(DispatchMode):
-    """How often each op runs."""
+    """How often each op runs that computes something."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: Counter[Any] = Counter()
         self.is_whole = False  # whether many numbers became integers
 
+    @property
+    def most(self) -> int:
+        """How often the most frequent of them runs."""
+        return max(self.ops.values(), default=0)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops[func.overloadpacket] += 1
+        name = func.overloadpacket.__name__
+        self.ops[name] += name not in READS and not views_memory(func)
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ == "_to_copy" and args[0].numel() > 1:
+        if name == "_to_copy" and args[0].numel() > 1:
             self.is_whole |= can_differ(args[0]) and is_index(result)
         return result
 
 
-def _counts(subject: Subject) -> _Counts:
+def _has_rounds(subject: Subject) -> bool:
+    """Whether as many ops run where there is next to nothing to go through: a solver does that.
+
+    The rounds of a loop over entries, steps or cells are as many as those.
+    """
+    sizes = {size: FEWEST for size in symbols_of(subject.small) if size > FEWEST}
+    least = subject.kept(resized(subject.small, sizes, "as small as can be"))
+    return not subject.accepts(least) or _counts(subject, least).most > ROUNDS
+
+
+def _counts(subject: Subject, example: Example) -> _Counts:
     counts = _Counts()
     try:
         with torch.no_grad(), seeded(), counts:
-            subject.target.call(*subject.small.fresh(needs=frozenset()))
+            subject.target.call(*example.fresh(needs=frozenset()))
     except Exception:  # what a mode cannot see it does not count
         return counts
     return counts
@@ -76,7 +113,7 @@ def _counts(subject: Subject) -> _Counts:
 def _is_closed_form(subject: Subject) -> bool:
     """Whether the gradients at the example are forward's up to rounding, in double precision."""
     example = subject.small
-    if any(wide_of(example.args[i]).dtype != example.args[i].dtype for i in example.needs):
+    if subject.reference.noise_of(example) > FINEST:
         return True  # rounding hides it
     try:
         run = subject.run(example)

@@ -42,7 +42,7 @@ from pullback.judge.tolerances import (
 
 Cotangents = Sequence["Tensor | None"]
 SINGULAR = "_LinAlgError"  # what PyTorch raises for a matrix without an inverse
-STEPS = (STEP, 1e-7, 1e-10)  # of differences: as usual, and below the guards of divisions
+STEPS = (STEP, 1e-7, 1e-10, 1e-13)  # of differences: as usual, and below the guards of divisions
 LOOKS = 4  # so many entries that are not finite are looked at
 
 
@@ -54,19 +54,28 @@ def value_trials(
     ties: bool = False,
     values: bool = True,
     steep: float = STEEP,
+    used: tuple[int, ...] | None = None,
 ) -> list[TriedVariant]:
     """The trials of one family of values, run now or remembered.
 
     Without `values`, only gradients that are not finite count: at the ends of a dtype rounding
-    spoils what is finite. Nothing is said where the true gradient is beyond `steep`.
+    spoils what is finite. Nothing is said where the true gradient is beyond `steep`. With `used`,
+    only these outputs have a cotangent.
     """
-    return trials(
-        subject, family, variants, lambda example: _trial(subject, example, ties, values, steep)
-    )
+
+    def tried(example: Example) -> TriedVariant | None:
+        return _trial(subject, example, ties, values, steep, used)
+
+    return trials(subject, family, variants, tried)
 
 
 def _trial(
-    subject: Subject, example: Example, ties: bool, values: bool, steep: float
+    subject: Subject,
+    example: Example,
+    ties: bool,
+    values: bool,
+    steep: float,
+    used: tuple[int, ...] | None,
 ) -> TriedVariant | None:
     try:
         called = subject.run(example)
@@ -75,6 +84,8 @@ def _trial(
     if not called.live:
         return None
     cotangents = subject.cotangents(called)
+    if used is not None:
+        cotangents = tuple(c if k in used else None for k, c in enumerate(cotangents))
     try:
         # Also where forward is not finite: it must not end us.
         grads = called.pull(copies_of(cotangents))
@@ -82,10 +93,12 @@ def _trial(
         is_singular = type(failure.error).__name__ == SINGULAR
         is_served = not (is_singular or is_meant(failure.error)) and is_finite(called)
         is_served = is_served and _is_served(subject, example, cotangents)
-        return TriedVariant(example, failure=describe(failure.error)) if is_served else None
+        raised = describe(failure.error) if is_served else None
+        return TriedVariant(example, failure=raised, used=used) if raised else None
     if not is_finite(called):
         return None
     judged = subject.mismatches(called, cotangents, grads, at_once=True) if values else []
+    judged = [m for m in judged if abs(m.expected) <= steep * max(_largest(cotangents), 1.0)]
     found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
     for more in not_finite(subject, called, cotangents, grads, steep, beside=values):
         found.setdefault(more.name, more)
@@ -93,7 +106,7 @@ def _trial(
         found = {m.name: m for m in lost_at_infinity(subject, called, cotangents, grads)}
     if ties and not found:
         found = {m.name: m for m in beyond_ties(subject, example)}
-    return TriedVariant(example, tuple(found.values()))
+    return TriedVariant(example, tuple(found.values()), used=used)
 
 
 def _is_served(subject: Subject, example: Example, cotangents: Cotangents) -> bool:
@@ -165,7 +178,13 @@ def not_finite(
                     truth = slopes.entry(flat, certain=SMOOTH)
             elif _jumps(subject, exact, wide, position, flat, truth):
                 truth = None
-            if truth is None or abs(truth) > min(most, torch.finfo(grad.dtype).max / 16):
+            limit = torch.finfo(grad.dtype).max / 16
+            # An overflow beside a pole is no defect; a quotient of zeros is one, which PyTorch's
+            # own gradient has not.
+            got = grad.detach().flatten()[flat]
+            is_quotient = bool(got.isnan()) and _finite(eager.get(position), flat) is not None
+            is_quotient = is_quotient and not bool(called.args[position].detach().flatten()[flat])
+            if truth is None or abs(truth) > (limit if is_quotient else min(most, limit)):
                 continue
             wrong = int((~torch.isfinite(grad.detach())).sum())
             yield Mismatch(
@@ -173,7 +192,7 @@ def not_finite(
                 position,
                 index_of(flat, grad.shape),
                 truth,
-                grad.detach().flatten()[flat].item(),
+                got.item(),
                 wrong,
                 grad.numel(),
                 grad,

@@ -48,6 +48,10 @@ class Rule:
     sentence: str = ""
     wraps: bool = False
 
+    def is_called(self, *words: str) -> bool:
+        """Whether one of these is its code, its name or its group."""
+        return any(word in (self.code, self.name, self.group) for word in words)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from pullback.check.recorded import Recording
 from pullback.check.recorded_call import function_name, load_function, read_call
 from pullback.check.report import Report
 from pullback.check.stored import CannotStoreError
-from pullback.check.target import Target, target_of
+from pullback.check.target import Target, chosen_for, declared_with, target_of
 from pullback.errors import PullbackError
 from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, run
@@ -40,6 +40,15 @@ class Inside:
     target: Target
     inputs: tuple[tuple[Any, ...], ...]
     numbers: tuple[int, ...] = ()
+
+    def checked(
+        self, check: Callable[..., Report], whole: Target, options: Mapping[str, Any]
+    ) -> Report:
+        """The report on it, under what is chosen for it by its own name; in a surrogate, as one."""
+        allow = (*options["allow"], *chosen_for(self.target).get("allow", ()))
+        meant = {"surrogate": True} if whole.intent.has_surrogate else None
+        target = declared_with(self.target, meant)
+        return check(target, list(self.inputs), **{**options, "allow": allow})
 
 
 def functions_inside(

@@ -144,11 +144,11 @@ def _imports_package(path: Path, name: str) -> bool:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
         return False  # which Python says when the file is run
-    told = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
-    told += [
+    imported = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    imported += [
         "." * one.level + (one.module or "") for one in nodes if isinstance(one, ast.ImportFrom)
     ]
-    return any(one.partition(".")[0] in ("", name.partition(".")[0]) for one in told)
+    return any(one.partition(".")[0] in ("", name.partition(".")[0]) for one in imported)
 
 
 def _is_taken(path: Path) -> bool:

@@ -18,6 +18,9 @@ from pullback.function.isolation import drawing_from
 
 # Seconds of work to search for a proof, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.0, "deep": 20.0}
+# Operators in forward and backward for each of these seconds: of more, as of loops written out, not
+# even the expressions are made in time.
+OPERATORS = 250
 PATIENCE = 2.0  # times as much work, or as long at rest, and the search is ended
 
 
@@ -60,6 +63,8 @@ def _searched(job: Job, seconds: float) -> Proved | None:
     try:
         with drawing_from(SEED):
             subject = Subject(job.target, job.examples, profile=job.profile)
+            if subject.operators > OPERATORS * seconds:
+                return None
             proof = prove(job.target.function, *subject.small.fresh(), seconds=seconds)
     except Exception:  # an odd function: the report stands without a proof
         return None

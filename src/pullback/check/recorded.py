@@ -41,7 +41,7 @@ from pullback.check.recorded_call import (
 from pullback.check.recording_file import Saved, read_calls, write_calls
 from pullback.check.report import Report, Reports
 from pullback.check.stored import PLAIN
-from pullback.check.target import Target, target_of
+from pullback.check.target import Target, declared_with, target_of
 from pullback.errors import PullbackError
 from pullback.function.slots import transforms_active
 from pullback.judge.example import exact_copy, mapped, tensors_in, ties_of
@@ -222,11 +222,12 @@ class Recording:
                 limits = [own.pop("seconds", None), None if seconds is None else time_left]
                 own["seconds"] = min((one for one in limits if one is not None), default=None)
                 own["progress"] = progress
+                declares = own.pop("declares", None)
                 if self.ranks > 1:
-                    own.pop("declares", None)
                     report = self._across(target, calls, own)
                 else:
-                    report = check(target, [call.inputs for call in calls], **own)
+                    declared = declared_with(target, declares)
+                    report = check(declared, [call.inputs for call in calls], **own)
                 report = review(target, report) if review is not None else report
             except PullbackError as error:
                 errors.append(str(error))

@@ -91,7 +91,7 @@ def by_ties(subject: Subject, found: Iterable[TriedVariant]) -> Iterator[TriedVa
 
 
 def _unless_jumping(subject: Subject, trial: TriedVariant) -> tuple[Mismatch, ...]:
-    is_lost = bool(trial.mismatches) and _jumps(subject, trial.example)
+    is_lost = bool(trial.mismatches) and _jumps(subject, trial.example, trial.used)
     return () if is_lost else trial.mismatches
 
 
@@ -117,8 +117,11 @@ def _is_lost_by_all(mismatch: Mismatch) -> bool:
     return not bool(torch.isfinite(mismatch.want[mismatch.index]).all())
 
 
-def _jumps(subject: Subject, example: Example) -> bool:
-    """Whether forward gives other numbers where all inputs move by next to nothing."""
+def _jumps(subject: Subject, example: Example, used: tuple[int, ...] | None = None) -> bool:
+    """Whether forward gives other numbers where all inputs move by next to nothing.
+
+    `used` are the outputs that are looked at, None for all.
+    """
     moved = example
     for i in example.differentiable:
         value = example.args[i]
@@ -130,7 +133,8 @@ def _jumps(subject: Subject, example: Example) -> bool:
         pairs = zip(subject.run(example).outputs, subject.run(moved).outputs, strict=True)
     except ForwardRefusedError:
         return False
-    return any(_is_apart(a.detach(), b.detach()) for a, b in pairs if a.requires_grad)
+    looked = [(a, b) for k, (a, b) in enumerate(pairs) if used is None or k in used]
+    return any(_is_apart(a.detach(), b.detach()) for a, b in looked if a.requires_grad)
 
 
 def _is_apart(a: Tensor, b: Tensor) -> bool:

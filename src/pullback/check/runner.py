@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback.capture.places import call_user, place_of_error
 from pullback.check import fresh
 from pullback.check.causes import by_cause
 from pullback.check.confirm import confirmed
@@ -20,19 +18,19 @@ from pullback.check.crash_diagnosis import CrashCause, cause_of
 from pullback.check.finding import Finding, Severity, Skip
 from pullback.check.forked import messages
 from pullback.check.fresh import CannotSendError, fresh_messages
+from pullback.check.given import arguments_from, examples_from
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
-from pullback.check.isolate import CannotForkError, Died, answer_of, why_no_fork
+from pullback.check.isolate import CannotForkError, Died, why_no_fork
 from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
 from pullback.check.proving import proved_of
-from pullback.check.ranks.given import takes_rank
 from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Proved, Report
 from pullback.check.rules import Registered, selected
 from pullback.check.surrogates import Surrogate
-from pullback.check.surroundings import require_plain_inputs, usual_modes
+from pullback.check.surroundings import usual_modes
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
@@ -40,10 +38,10 @@ from pullback.errors import (
     DeclarationError,
     ExamplesError,
     InternalError,
+    RuleNameError,
     TargetError,
-    type_and_line,
 )
-from pullback.judge.example import Example, example_of
+from pullback.judge.example import example_of
 from pullback.judge.run import describe
 
 Progress = Callable[[str, int, int], None]
@@ -51,7 +49,6 @@ Progress = Callable[[str, int, int], None]
 # Workers that may be lost before the rest is given up: a hang counts whole, a crash a quarter.
 ENOUGH = 1.0
 
-NO_GROUP = "process group has not been initialized"  # of PyTorch, to a collective without ranks
 NEEDS_RANKS = "give `ranks=2`, on the command line `--ranks 2`: it is a function of several ranks"
 FORWARD_RUNS = "give inputs for which forward runs"
 
@@ -272,11 +269,12 @@ class _Collected:
         if not self.inside or self.is_here or self.is_fresh:
             return (), self.inside
         found, missing = functions_inside(self.job.target, self.job.examples)
-        meant = {"surrogate": True} if self.job.target.intent.has_surrogate else None
         reports = []
         for one in found:
             try:
-                reports.append(check(one.target, list(one.inputs), declares=meant, **options))
+                reports.append(one.checked(check, self.job.target, options))
+            except RuleNameError:  # all that is asked is allowed for it
+                continue
             except ExamplesError:  # it refuses leaves, say, where the program passes others
                 missing = (*missing, one.target.name)
         return reports, missing
@@ -301,7 +299,7 @@ class _Collected:
                 f"`{self.job.target.name}` must accept the inputs it is checked with",
                 at=message.where,
                 got=message.reason,
-                fix=NEEDS_RANKS if NO_GROUP in message.reason else FORWARD_RUNS,
+                fix=NEEDS_RANKS if message.needs_ranks else FORWARD_RUNS,
             )
         if message.kind == "begin":
             self.current = message.rule
@@ -432,79 +430,4 @@ def _surrogate_note(target: Target, found: Sequence[Surrogate]) -> str:
         f"surrogate gradient of {names}: {first.shape.value}, and backward returns another "
         "gradient than forward's, so that was not compared. Where it is meant, say so in "
         f"`{target.name}`: declares = {{'surrogate': {value}}}"
-    )
-
-
-# ---- inputs ----
-
-
-def examples_from(target: Target, inputs: Any) -> tuple[Example, ...]:
-    """The examples that the user's `inputs` are, or `ExamplesError`."""
-    return tuple(example_of(args) for args in arguments_from(target, inputs))
-
-
-def arguments_from(target: Target, inputs: Any) -> list[tuple[Any, ...]]:
-    """The arguments that the user's `inputs` are, those of each call, or `ExamplesError`."""
-    if inputs is None:
-        inputs = getattr(target.function or target.thing, "examples", None)
-    if inputs is None:
-        raise ExamplesError(
-            f"`{target.name}` must come with inputs to check it with",
-            expected="a tuple of arguments, or `examples()` on the class that gives one",
-            got="none",
-            fix=f"pb.check({target.name}, (torch.randn(3, 4, requires_grad=True),))",
-        )
-    return _tuples(target, _given_by(target, inputs) if callable(inputs) else inputs)
-
-
-def _given_by(target: Target, inputs: Callable[[], Any]) -> Any:
-    """What a function of the user's gives, or `ExamplesError` with what it raises."""
-    rule = f"the examples of `{target.name}` must be made without an error"
-    fix = f"call `{getattr(inputs, '__qualname__', 'it')}()` in Python"
-    if takes_rank(inputs):
-        fix += ", or give `ranks=2` (`--ranks 2`): a check across ranks gives it the rank"
-    death = _death_of(inputs)
-    if death:
-        raise ExamplesError(
-            rule, got=f"the process in which they were made was lost: {death}", fix=fix
-        )
-    try:
-        return call_user(inputs)
-    except (Exception, SystemExit) as error:
-        got = type_and_line(error)
-        raise ExamplesError(rule, at=place_of_error(error), got=got, fix=fix) from error
-
-
-def _death_of(inputs: Callable[[], Any]) -> str:
-    """How a process ends in which a function is called first; empty where it comes through.
-
-    What it raises is told when it is called here. One that is slow is called here, too.
-    """
-
-    def trial() -> None:
-        with suppress(BaseException):
-            inputs()
-
-    if why_no_fork():
-        return ""
-    try:
-        answer_of(trial)
-    except Died as death:
-        return "" if death.is_hang else death.how
-    return ""
-
-
-def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
-    require_plain_inputs(target.name, given)
-    if isinstance(given, Tensor):
-        return [(given,)]
-    if isinstance(given, list) and given and all(isinstance(item, tuple) for item in given):
-        return given
-    if isinstance(given, tuple):
-        return [given]
-    raise ExamplesError(
-        f"the inputs of `{target.name}` must be arguments to call it with",
-        expected="a tuple of arguments, a list of such tuples, or a function that gives one",
-        got=f"{type(given).__name__}" + (" that is empty" if not given else ""),
-        fix="write (x,) for a single argument",
     )

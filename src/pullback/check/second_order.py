@@ -94,6 +94,8 @@ def _looked_at(subject: Subject) -> SecondOrder:
         return SecondOrder(skip="it is once differentiable, by decorator or declaration")
     if target.intent.nondeterministic:
         return SecondOrder(skip="it is declared to be nondeterministic")
+    if target.intent.has_surrogate and not (target.is_function or target.is_op):
+        return SecondOrder(skip="it calls a surrogate, which second derivatives go through")
     if subject.fails_at_base:
         return SecondOrder(skip="backward fails at the example", raised=subject.fails_at_base)
     if _gives_basis(subject):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
+from pullback.check.dispatch import Work
 from pullback.check.facts import Number, at_worst, numbers, sheet_of
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
@@ -115,7 +116,8 @@ class Subject:
 
     def other_arguments(self) -> Iterator[Example]:
         """`whole` with each argument that is no differentiable tensor as another one in turn."""
-        return arguments_of(self.whole, self.names, self.target.words)
+        target = self.target
+        return arguments_of(self.whole, self.names, target.words, target.optional)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -354,6 +356,13 @@ class Subject:
         return None
 
     @cached_property
+    def operators(self) -> int:
+        """How many operators one call and one pull have; raises what they raise."""
+        with Work() as work:
+            self.pull(self.small)
+        return int(work.operators)
+
+    @cached_property
     def is_steady(self) -> bool:
         """Whether a call, made again with the same random numbers, gives the same gradients."""
         if self.target.intent.is_drawn:
@@ -382,7 +391,8 @@ class Subject:
         expected, got = numbers(mismatch.expected, mismatch.got)
         known = {"at": at_worst(mismatch), "expected": expected, "got": got}
         finding = self.finding(rule, example=example, **{**known, **facts})
-        return replace(finding, about=replace(finding.about, sheet=sheet_of(mismatch)))
+        sheet = finding.about.sheet or sheet_of(mismatch)  # that of the repro, where there is one
+        return replace(finding, about=replace(finding.about, sheet=sheet))
 
     def names_at(self, positions: Iterable[int]) -> str:
         """The names of arguments, in a row."""

@@ -7,8 +7,8 @@ their shape:
 - an output is piecewise constant in an input (a rounding, a sign, a comparison), so that its own
   gradient is zero everywhere, and backward returns another. Nobody writes a Function for zeros. The
   author differentiates some other, smooth forward, so no gradient of that Function is judged;
-- forward returns an input as it is, so that changing gradients is all that the Function does, be it
-  to give them to another input;
+- forward returns an input as it is, so that changing gradients is all that the Function does, if
+  only to give them to another input;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent; or forward has bounds or rounds, and backward lets everything through as it is;
 - an argument changes the gradient, and nothing that forward gives: it is there to shape it;
@@ -129,6 +129,8 @@ def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
         return Shape.CONSTANT
     if any(_is_identity(subject, called, i) for i in called.example.differentiable):
         return Shape.IDENTITY
+    if _gives_back(subject, called):
+        return Shape.IDENTITY
     if _is_bound(subject, called, place) and _asks_for_sign(subject, called, mismatch):
         return Shape.BOUND
     if _passes_on(subject, called, mismatch):
@@ -145,6 +147,7 @@ def _steps(subject: Subject, called: Run, place: int) -> frozenset[int]:
     """The outputs that depend on the input, and yet stay as they are where it moves a little."""
     near = _changed(subject, called, _moved(called.example, place))
     far = _changed(subject, called, _flipped(called.example, place))
+    far = far or _changed(subject, called, _reordered(called.example, place))
     return frozenset(k for k in near if near[k] <= CROSSING and far.get(k))
 
 
@@ -176,6 +179,23 @@ def _is_identity(subject: Subject, called: Run, place: int) -> bool:
     except ForwardRefusedError:
         return False
     return all(_is_same(one.outputs[one.live[0]], one.example.args[place]) for one in runs)
+
+
+def _gives_back(subject: Subject, called: Run) -> bool:
+    """Whether each of several outputs is an input itself, also where all inputs are others."""
+    places = called.example.differentiable
+    other = called.example
+    for i in places:
+        other = other.put(i, _flipped(other, i).args[i] * (1 + i), "turned round")
+    try:
+        runs = called, _run(subject, other)
+    except ForwardRefusedError:
+        return False
+    return len(called.live) > 1 and all(
+        any(_is_same(one.outputs[k], one.example.args[i]) for i in places)
+        for one in runs
+        for k in called.live
+    )
 
 
 def _is_bound(subject: Subject, called: Run, place: int) -> bool:
@@ -245,6 +265,12 @@ def _flipped(example: Example, place: int) -> Example:
     """The example with the numbers of one input in another order, and half as large again."""
     x = example.args[place]
     return example.put(place, (x.flatten().flip(0) * -1.5).reshape(x.shape), "turned round")
+
+
+def _reordered(example: Example, place: int) -> Example:
+    """The example with the numbers of one input in another order: those that forward takes."""
+    x = example.args[place]
+    return example.put(place, x.flatten().flip(0).reshape(x.shape), "in another order")
 
 
 def _changed(subject: Subject, called: Run, example: Example) -> dict[int, float]:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from types import SimpleNamespace
@@ -186,6 +187,11 @@ class Target:
         return tuple(p.default for p in plain)
 
     @property
+    def optional(self) -> frozenset[str]:
+        """The names of the arguments that are None where they are left out."""
+        return frozenset(p.name for p in _signature(self) if p.default is None)
+
+    @property
     def words(self) -> frozenset[str]:
         """The words that stand in the code of forward: it may take any of them for an argument."""
         code = getattr(inspect.unwrap(_written(self)), "__code__", None)
@@ -209,6 +215,27 @@ class Target:
         left = count - len(names)
         extra = [f"{rest}[{i}]" if rest else f"arg{len(names) + i}" for i in range(left)]
         return (*names, *extra)
+
+
+_choices: list[Callable[[Target], Mapping[str, Any]]] = []  # the last holds
+
+
+@contextmanager
+def choosing(options_of: Callable[[Target], Mapping[str, Any]]) -> Iterator[None]:
+    """For the block, what settings say of Functions by their names, wherever they are called.
+
+    A mapping with what each `declares`, beside its class, and what it is to `allow`.
+    """
+    _choices.append(options_of)
+    try:
+        yield
+    finally:
+        _choices.pop()
+
+
+def chosen_for(target: Target) -> Mapping[str, Any]:
+    """What settings say of a Function by its name; empty outside of `choosing`."""
+    return _choices[-1](target) if _choices else {}
 
 
 def target_of(thing: Any, name: str = "") -> Target:
@@ -245,7 +272,8 @@ def target_of(thing: Any, name: str = "") -> Target:
     name = name.rsplit("<locals>.", 1)[-1]
     target = Target(thing, name, call, function)
     intent = _intent_of(function if function is not None else thing, target)
-    return Target(thing, name, call, function, intent)
+    target = replace(target, intent=intent)
+    return declared_with(target, chosen_for(target).get("declares"))
 
 
 def _parameters(target: Target) -> tuple[list[str], str]:

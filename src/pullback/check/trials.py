@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.behaved import is_behaved
+from pullback.check.facts import at_worst
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.own import own_argument
 from pullback.check.refusal import is_meant
@@ -39,11 +40,15 @@ REMOTE = 200  # times the example: a function may end before that
 
 @dataclass(frozen=True, slots=True)
 class TriedVariant:
-    """A variant that forward accepted: what is wrong with the gradients, or why there are none."""
+    """A variant that forward accepted: what is wrong with the gradients, or why there are none.
+
+    `used` names the outputs whose cotangents were given, None where all were.
+    """
 
     example: Example
     mismatches: tuple[Mismatch, ...] = ()
     failure: Raised | None = None
+    used: tuple[int, ...] | None = None
 
     @property
     def said(self) -> str:
@@ -205,8 +210,16 @@ def reported(
             if own_argument(subject, trial.example, mismatch.name):
                 continue  # the caller says what the gradient is
             if is_new(subject, rule, mismatch.name, is_spoiled=_is_spoiled(subject, mismatch)):
-                facts = _proviso(subject, mismatch)
+                facts = {**_proviso(subject, mismatch), **_uses(trial, mismatch)}
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, **facts)
+
+
+def _uses(trial: TriedVariant, mismatch: Mismatch) -> dict[str, Any]:
+    """What is said differently where some outputs are not used."""
+    if trial.used is None:
+        return {}
+    outputs = " and ".join(f"output {k}" for k in trial.used)
+    return {"at": at_worst(mismatch).then(f", with only {outputs} used"), "used": trial.used}
 
 
 def _proviso(subject: Subject, mismatch: Mismatch) -> dict[str, Any]:

@@ -34,14 +34,15 @@ OPS = str(Path(TORCH, "_ops.py"))  # where PyTorch calls ops
 SECONDS = {"quick": 0.5, "standard": 4.0, "deep": 60.0}
 CROWDED = 10
 NODES = 10_000  # of a graph that is looked through
+NO_GROUP = "process group has not been initialized"  # of PyTorch, to a collective without ranks
 
 # Seconds of work that all rules may take together, by profile. A rule gets a share of what is left,
 # so that those which try the most variants do not take the time of the others; and always a little,
 # by the clock or in calls of the function, so that each tries its first variants.
-TOGETHER = {"quick": 2.0, "standard": 5.0, "deep": float("inf")}
+TOGETHER = {"quick": 2.0, "standard": 3.5, "deep": float("inf")}
 SHARE = 0.25
 LEAST = 0.1
-CALLS = 8
+CALLS = 4
 
 # Every rule starts from the same random numbers, so that a function that draws in backward gets the
 # same findings each time. Not from those of forward (`isolation.SEED`): a mask that backward draws
@@ -66,10 +67,10 @@ class Message:
     "ready" comes of a fresh worker that has loaded what it needs.
     Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
     the Functions that a program has called; "unfit" with the arguments that forward refused, and
-    why. "noted" is something for the notes of the report. "intent" names gradients that are
-    surrogates by their shape, and relations between the arguments that all examples keep. "calling"
-    and "launching" tell of a call with these arguments, and of a kernel, that come next, where that
-    was asked for. "refused" is a fork without autograd.
+    why, and whether it asked for other ranks. "noted" is something for the notes of the report.
+    "intent" names gradients that are surrogates by their shape, and relations between the arguments
+    that all examples keep. "calling" and "launching" tell of a call with these arguments, and of a
+    kernel, that come next, where that was asked for. "refused" is a fork without autograd.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Message:
     tried: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     where: str = ""
+    needs_ranks: bool = False
     seconds: float = 0.0
     inside: tuple[str, ...] = ()
     surrogates: tuple[Surrogate, ...] = ()
@@ -156,9 +158,11 @@ def _fitness(subject: Subject) -> Message:
                 subject.first_run = subject.first_run or called
                 break
             except ForwardRefusedError as refusal:
-                reason = str(refusal)
+                raised = refusal.raised
         else:
-            return Message("unfit", reason=reason, where=example.words(subject.names))
+            where = example.words(subject.names)
+            is_alone = NO_GROUP in raised.text
+            return Message("unfit", reason=str(raised), where=where, needs_ranks=is_alone)
     seconds = (worked() - start) / len(subject.examples)
     return Message("accepted", seconds=seconds, inside=_inside(subject))
 

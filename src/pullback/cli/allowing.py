@@ -42,7 +42,7 @@ class Allow:
 
     def covers(self, finding: Finding, report: Report) -> bool:
         """Whether it allows a finding: by its rule, and by its place or the class it is about."""
-        if not any(_answers(finding.rule, word) for word in self.words):
+        if not finding.rule.is_called(*self.words):
             return False
         file, _, line = finding.place.rpartition(":")
         is_here = line.isdigit() and self.first <= int(line) <= self.last
@@ -70,16 +70,16 @@ def _read(path: Path, _: int) -> tuple[Allow, ...]:
 def _allows(path: Path, text: str, scopes: Sequence[tuple[int, int, str]]) -> Iterator[Allow]:
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        told = COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
-        if told is None:
+        comment = COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
+        if comment is None:
             continue
         line = about = token.start[0]
         while about < len(lines) and re.match(r"\s*(#|$)", lines[about - 1]):
             about += 1  # it stands above what it is for
-        words = tuple(word.strip() for word in told[1].split(",") if word.strip())
+        words = tuple(word.strip() for word in comment[1].split(",") if word.strip())
         around = [one for one in scopes if one[0] <= about <= one[1]]
         first, last, owner = max(around, default=(about, about, ""))
-        yield Allow(path, line, words, told[2].strip() or NO_REASON, first, last, owner)
+        yield Allow(path, line, words, comment[2].strip() or NO_REASON, first, last, owner)
 
 
 def _scopes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[int, int, str]]:
@@ -113,8 +113,8 @@ def allowed(checked: Checked) -> tuple[Checked, set[Allow]]:
             continue
         used.add(allow)
         old.append(Accepted(finding, f"{checked.identity.file}:{allow.line}", allow.reason))
-    told = replace(report, findings=tuple(new), accepted=(*report.accepted, *old))
-    return replace(checked, report=told), used
+    report = replace(report, findings=tuple(new), accepted=(*report.accepted, *old))
+    return replace(checked, report=report), used
 
 
 def _everywhere(checked: Checked) -> list[Allow]:
@@ -129,18 +129,18 @@ def _everywhere(checked: Checked) -> list[Allow]:
 def idle(checked: Sequence[Checked], used: set[Allow]) -> Iterator[Remark]:
     """The comments in the files of the targets that allow nothing, and those of no known rule.
 
-    A comment is told only where its rules were tried to their end on what it stands in.
+    A comment is reported only where its rules were tried to their end on what it stands in.
     """
     rules = [one.rule for one in explained()]
     files = {one.identity.path: one.identity.file for one in checked if one.identity.path}
     for path, file in files.items():
         for allow in allows_in(path):
             where = f"{file}:{allow.line}"
-            unknown = [w for w in allow.words if not any(_answers(rule, w) for rule in rules)]
+            unknown = [w for w in allow.words if not any(rule.is_called(w) for rule in rules)]
             if unknown or not allow.words:
                 meant = _meant(unknown[0], rules) if unknown else ""
-                told = f"`{unknown[0]}` is no rule{meant}" if unknown else "it names no rule"
-                yield Remark(where, f"allow[{', '.join(allow.words)}]: {told}")
+                wrong = f"`{unknown[0]}` is no rule{meant}" if unknown else "it names no rule"
+                yield Remark(where, f"allow[{', '.join(allow.words)}]: {wrong}")
             elif allow not in used and _is_tried(allow, checked):
                 yield Remark(where, f"allow[{', '.join(allow.words)}] allows nothing: remove it")
 
@@ -157,7 +157,7 @@ def _is_tried(allow: Allow, checked: Sequence[Checked]) -> bool:
     for report in about:
         left = {skip.rule.code for skip in report.skips if skip.is_refusal}
         tried = set(report.rules) - left
-        named = [r.rule for r in explained() if any(_answers(r.rule, w) for w in allow.words)]
+        named = [r.rule for r in explained() if r.rule.is_called(*allow.words)]
         if not any(rule.code in tried for rule in named):
             return False
     return True
@@ -165,10 +165,6 @@ def _is_tried(allow: Allow, checked: Sequence[Checked]) -> bool:
 
 def _is_within(owner: str, subject: str) -> bool:
     return owner == subject or owner.startswith(f"{subject}.") or subject.startswith(f"{owner}.")
-
-
-def _answers(rule: Rule, word: str) -> bool:
-    return word in (rule.code, rule.name, rule.group)
 
 
 def _meant(word: str, rules: Sequence[Rule]) -> str:

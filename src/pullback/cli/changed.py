@@ -12,6 +12,7 @@ from pullback.cli.identity import Identity
 from pullback.cli.sources import sources_of
 from pullback.errors import TargetError
 
+HEAD = "HEAD"
 OP_MAKERS = ("custom_op", "triton_op")  # of torch.library
 
 
@@ -25,12 +26,18 @@ def changed_files(ref: str) -> frozenset[Path]:
 
 
 def _start(ref: str) -> str:
-    """The commit to compare with: the last that `ref` and this branch have in common."""
+    """The commit to compare with: the last that `ref` and this branch have in common.
+
+    Before the first commit of a branch, that is the tree without files.
+    """
+    head = subprocess.run(["git", "rev-parse", "--verify", "--quiet", HEAD], capture_output=True)
+    if ref == HEAD and head.returncode:
+        return _git("hash-object", "-t", "tree", os.devnull).strip()
     commit = _git(
         "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", of=ref
     )
     found = subprocess.run(
-        ["git", "merge-base", commit.strip(), "HEAD"], capture_output=True, text=True, check=False
+        ["git", "merge-base", commit.strip(), HEAD], capture_output=True, text=True, check=False
     )
     return found.stdout.strip() or commit.strip()  # a shallow clone may have none in common
 

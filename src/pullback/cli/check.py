@@ -16,30 +16,31 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pullback.check.finding import Severity
+from pullback.check.given import arguments_from
 from pullback.check.models.rules import model_rules
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.report import Report
 from pullback.check.rules import all_rules
-from pullback.check.runner import arguments_from, check
-from pullback.check.target import Target, declared_with
+from pullback.check.runner import check
+from pullback.check.target import Target, choosing, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
-from pullback.cli.identity import Identity
+from pullback.cli.identity import Identity, identity_of
 from pullback.cli.inputs import InputSource, inputs_for, named_inputs
 from pullback.cli.kept import recalled
 from pullback.cli.options import from_here, require_rules, settings_from, settings_options, unfolded
 from pullback.cli.outputs import Outputs, outputs_of
 from pullback.cli.results import Found, checked_targets
-from pullback.cli.review import Review, whole_files
+from pullback.cli.review import Review
 from pullback.cli.settings import Chosen, Settings
 from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
 from pullback.cli.targets import chosen_targets, load_library, named_targets
-from pullback.errors import PullbackError, TargetError
+from pullback.errors import BaselineError, PullbackError, TargetError
 from pullback.judge.example import example_of
 from pullback.report import text
-from pullback.report.outcome import Failure, Outcome
+from pullback.report.outcome import Failure, Outcome, Remark
 
 FOUND, COULD_NOT_RUN = 1, 2
 KEPT = "this is the result of an earlier check: nothing has changed since (--no-cache)"
@@ -78,6 +79,17 @@ class CheckedTargets:
     errors: list[Failure] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
     is_cut: bool = False
+
+    @property
+    def is_mistaken(self) -> bool:
+        """Whether the command, or its settings, ask for what there is not: nothing is checked."""
+        return any(not name for name, _ in self.errors)
+
+    def left(self) -> set[str]:
+        """The targets without a report, by name."""
+        found = {identity.name for identity, _ in self.found}
+        done = {one.identity.name for one in self.checked}
+        return {name for name, _ in self.errors} | found - done
 
 
 @click.command("check")
@@ -177,31 +189,34 @@ def command(
     review = Review.begun(settings, is_writing=write_baseline)
     asked = Asked(targets, expressions, recording, libraries, ranks, changed, shard)
     results = _prepared(asked, settings)
+    review.is_writing &= not results.is_mistaken
     options = Options(settings, results.inputs, placements, sanitize)
     _check_all(results, options, review, outputs)
     aside.end()
-    files = [] if shard or changed else whole_files(results.names, settings.root)
+    is_part = shard or changed or results.is_mistaken
+    files = [] if is_part else review.whole_files(results.names, results.left(), settings.root)
+    remarks = _remarks(review, results, files)
     outcome = Outcome(
         tuple(one.report for one in results.checked),
         tuple(results.errors),
-        tuple(review.remarks(results.checked, files)),
+        remarks,
         Severity(settings.fail_on),
     )
     if outputs.is_text:
-        written = review.written(results.checked) if write_baseline else ""
+        written = review.written(results.checked) if review.is_writing else ""
         for line in _last_lines(outcome, written, results.found):
             click.echo(line)
-    outputs.write(outcome)
-    for _, error in results.errors:
+    lost = outputs.write(outcome)
+    for error in (*(error for _, error in results.errors), *lost):
         click.echo(str(error), err=True)
     if results.is_cut and not outcome.fails:
         raise KeyboardInterrupt
     code = _code(outcome, is_known=write_baseline, found=results.found)
-    click.get_current_context().exit(code)
+    click.get_current_context().exit(code or COULD_NOT_RUN * bool(lost))
 
 
 def _prepared(asked: Asked, settings: Settings) -> CheckedTargets:
-    """The targets and inputs; a mistake in what was asked for is told once, not for each target."""
+    """The targets and inputs; a mistake in what was asked for is reported once for all targets."""
     results = CheckedTargets()
     try:
         given, recorded = named_inputs(asked.inputs) if asked.inputs else (None, None)
@@ -231,12 +246,22 @@ def _check_all(results: CheckedTargets, options: Options, review: Review, output
             if outputs.is_text:
                 text.show(results.checked[-1].report, console)
                 console.print()
-    except KeyboardInterrupt:  # not while rules are tried: what was found before is told
+    except KeyboardInterrupt:  # not while rules are tried: what was found before is reported
         results.is_cut = True
         done = {name for name, _ in results.errors}
         done |= {one.identity.name for one in results.checked}
         left = [identity.name for identity, _ in results.found if identity.name not in done]
         results.errors += [(name, _cut(name)) for name in left[:1]]
+
+
+def _remarks(review: Review, results: CheckedTargets, files: Sequence[str]) -> tuple[Remark, ...]:
+    """What can be tidied up; a baseline that cannot be written is an error like others."""
+    try:
+        return tuple(review.remarks(results.checked, files))
+    except BaselineError as error:
+        review.is_writing = False
+        results.errors.append((review.name, error))
+        return ()
 
 
 def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
@@ -248,7 +273,7 @@ def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
 
 
 def _last_lines(outcome: Outcome, written: str, found: Sequence[Found]) -> Iterator[str]:
-    """What is told below the reports, on a screen with text."""
+    """What is printed below the reports, on a screen with text."""
     yield from map(str, outcome.remarks)
     if len(outcome.reports) + len(outcome.errors) > 1 and outcome.reports:
         yield _total(outcome.reports, outcome.errors)
@@ -260,11 +285,11 @@ def _last_lines(outcome: Outcome, written: str, found: Sequence[Found]) -> Itera
 
 def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
     wrong = [report.subject for report in reports if not report.ok]
-    told = f": {', '.join(wrong)}" if wrong else ""
+    names = f": {', '.join(wrong)}" if wrong else ""
     count = f"{len(reports)} Function{'s' if len(reports) > 1 else ''}"
     lost = ", ".join(name.rpartition(":")[2] for name, _ in errors)
     left = f"; {len(errors)} could not be checked: {lost}" if errors else ""
-    return f"{count} checked, {len(wrong)} with findings{told}{left}."
+    return f"{count} checked, {len(wrong)} with findings{names}{left}."
 
 
 # ---- one target ----
@@ -273,6 +298,11 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
 def _checked(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     """The report on one target, or what keeps it from being checked."""
     torch.manual_seed(0)  # the same inputs, whatever was checked before
+    with choosing(partial(_inside, options.settings)):
+        return _report(options, identity, target)
+
+
+def _report(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     chosen = options.settings.of(identity.names, identity.file)
     try:
         declared = declared_with(target, chosen.declares)
@@ -305,6 +335,13 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
         return error
     notes = [note] if note else []
     return report.with_notes(*notes, *[KEPT] * was_kept)
+
+
+def _inside(settings: Settings, target: Target) -> dict[str, Any]:
+    """What the settings say of a Function that is called inside a target."""
+    identity = identity_of(target.name, target, settings.root)
+    chosen = settings.of(identity.names, identity.file)
+    return {"allow": chosen.allow, "declares": chosen.declares}
 
 
 def _source(options: Options, chosen: Chosen) -> InputSource:

@@ -92,8 +92,8 @@ def _prove(program: Any, arguments: tuple[Any, ...], seconds: float) -> None:
     except PullbackError:
         raise
     except Exception as error:  # of the class itself: a traceback would end in the code of refuted
-        told = of_users_code(error)
-        place = f" ({told.facts['at']})" if told else ""
+        known = of_users_code(error)
+        place = f" ({known.facts['at']})" if known else ""
         click.echo(
             f"{program.__name__}: unknown\n  it raises {type(error).__name__}: {error}{place}"
         )

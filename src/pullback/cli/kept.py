@@ -2,8 +2,10 @@
 
 A report is kept under all that it depends on: the source of the target and of every file of the
 user's that it imports, the inputs to the last number, the settings, this version of pullback with
-the rules of other packages, PyTorch, Python and the machine. What a function reads besides (a file,
-the environment, a library that it loads by itself) is not seen: `--no-cache` checks anew.
+the rules of other packages, the installed packages by their versions, PyTorch, Python and the
+machine. Nothing of it is a time or a place of installation, so that what one machine of CI kept
+holds on the next. What a function reads besides (a file, the environment, a library that it loads
+by itself) is not seen: `--no-cache` checks anew.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor
 from pullback.check.crash import RULE as CRASH
 from pullback.check.registration import is_in_one_file
 from pullback.check.report import Report
-from pullback.check.rules import selected
+from pullback.check.rules import all_rules
 from pullback.check.target import Target
 from pullback.cli.identity import Identity, source_text
 from pullback.cli.settings import Chosen
@@ -96,8 +98,9 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
         raise Unkeepable  # another file may have given it its backward, or a kernel
     files = {str(path): _digest(path.read_bytes()) for path in sources_of(identity.path)}
     settings = [chosen.select, chosen.allow, chosen.profile, chosen.time, chosen.declares]
-    rules = selected(profile=chosen.profile, select=chosen.select, allow=chosen.allow)
-    modules = sorted({one.module for one in rules if not one.module.startswith("pullback.")})
+    if not target.is_function:
+        settings += chosen.of_others
+    modules = sorted({one.module for one in all_rules() if not one.module.startswith("pullback.")})
     foreign = {name: _version_of(name) for name in modules}
     numbers = [
         [_value(arg) for arg in example.args] + sorted(example.needs) for example in examples
@@ -107,10 +110,11 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
         "ours": _own_version(),
         "target": identity.names[1],
         "name": identity.name,
-        "folder": os.getcwd(),  # places are told from here
+        "folder": os.getcwd(),  # places are relative to it
         "files": files,
         "settings": repr(settings),
         "foreign": foreign,
+        "installed": _installed(tuple(sys.path)),
         "inputs": _digest(repr(numbers).encode()),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.is_available(),
@@ -120,10 +124,19 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
 
 @functools.cache
 def _own_version() -> str:
-    """What tells this version of pullback from others: every file of it, by size and time."""
-    files = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".html"))
-    stats = [(str(path.relative_to(PACKAGE)), path.stat()) for path in files]
-    return _digest(repr([(name, s.st_size, s.st_mtime_ns) for name, s in stats]).encode())
+    """What tells this version of pullback from others: every file of it."""
+    whole = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".html"):
+            whole.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
+    return whole.hexdigest()
+
+
+@functools.cache
+def _installed(folders: tuple[str, ...]) -> list[str]:
+    """The packages in these folders, each with its version, as installers note them."""
+    notes = (path for folder in folders for path in Path(folder).glob("*.*-info"))
+    return sorted({path.name for path in notes})
 
 
 def _version_of(module: str) -> str:

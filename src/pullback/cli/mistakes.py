@@ -1,4 +1,4 @@
-"""What goes wrong in the user's own code, told as a message instead of a traceback of ours."""
+"""What goes wrong in the user's own code, as a message instead of a traceback of ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_call(thing: Any, name: str, args: tuple[Any, ...]) -> None:
     except TypeError as error:
         raise ExamplesError(
             f"`{name}` must have one --example for each argument",
-            expected=_told(parameters, is_plain=is_plain),
+            expected=_arguments(parameters, is_plain=is_plain),
             got=f"{len(args)}: {error}",
         ) from None
 
@@ -64,6 +64,6 @@ def _takes_context(cls: type) -> bool:
     return own is None or getattr(own, "__module__", "").startswith(("torch.", "pullback."))
 
 
-def _told(parameters: inspect.Signature, *, is_plain: bool) -> str:
+def _arguments(parameters: inspect.Signature, *, is_plain: bool) -> str:
     names = list(parameters.parameters.values())[0 if is_plain else 1 :]
     return f"({', '.join(str(one) for one in names)})"

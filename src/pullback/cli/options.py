@@ -11,8 +11,8 @@ import click
 
 from pullback.check.finding import PROFILES, Severity
 from pullback.check.registered import Registered
-from pullback.check.rules import selected
-from pullback.cli.changed import files_with_functions, python_files
+from pullback.check.rules import require_known, selected
+from pullback.cli.changed import HEAD, files_with_functions, python_files
 from pullback.cli.complete import complete_rules
 from pullback.cli.identity import from_root
 from pullback.cli.settings import Settings, merged
@@ -94,7 +94,7 @@ RUN = (
     click.option(
         "--changed",
         is_flag=False,
-        flag_value="HEAD",
+        flag_value=HEAD,
         metavar="[REF]",
         help="Only what differs from where this branch left REF, or from HEAD.",
     ),
@@ -129,8 +129,7 @@ def settings_from(path: Path | None, given: dict[str, Any]) -> Settings:
 def require_rules(settings: Settings, among: Sequence[Registered] | None = None) -> None:
     """Raise unless every rule that the settings name is there, and some are left to try."""
     for table in (*settings.per_file.values(), *settings.per_target.values()):
-        for word in (*table.get("select", ()), *table.get("allow", ())):
-            selected(select=(word,), among=among)
+        require_known((*table.get("select", ()), *table.get("allow", ())))
     selected(profile=settings.profile, select=settings.select, allow=settings.allow, among=among)
 
 
@@ -154,7 +153,7 @@ def targets_of(settings: Settings) -> tuple[str, ...]:
 def unfolded(settings: Settings, names: Iterable[str]) -> Iterator[str]:
     """The targets with the files that define Functions in the place of each folder."""
     for name in names:
-        if not Path(name).is_dir():
+        if not name.strip() or not Path(name).is_dir():  # no name is no folder either
             yield name
             continue
         found = list(functions_files(settings, python_files(Path(name))))

@@ -87,7 +87,7 @@ def command(
     The arguments come from --example, or from `examples`: an attribute of the program, or a
     function in its module. With --sizes, `examples(size)` is called for each size.
 
-    Exit code 0: there is a plan, be it to leave the program as it is. 2: there is none.
+    Exit code 0: there is a plan, which may be to leave the program as it is. 2: there is none.
 
     \b
     Examples:

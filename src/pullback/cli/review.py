@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +45,9 @@ class Review:
         return baseline.accepted(checked, self.known, self.name, self.lost)
 
     def remarks(self, checked: Sequence[Checked], files: Sequence[str]) -> Iterator[Remark]:
-        """What can be tidied up, after all was taken; `files` were checked as a whole.
-
-        Where there are any, what the baseline says of files that are not there is gone, too.
-        """
+        """What can be tidied up, after all was taken; `files` were checked as a whole."""
         yield from allowing.idle(checked, self.used)
-        left = baseline.gone(self.known, checked, [*files, *self.lost] if files else [])
+        left = baseline.gone(self.known, checked, files)
         if self.is_writing and self.path is not None:
             renewed = baseline.renewed(self.known, left, checked)
             baseline.write_baseline(self.path, renewed)
@@ -59,13 +56,21 @@ class Review:
             times = f", {count} times" if count > 1 else ""
             yield Remark(self.name, f"no longer found{times}: {entry}; --write-baseline removes it")
 
+    def whole_files(self, names: Sequence[str], left: Collection[str], root: Path) -> list[str]:
+        """The targets that are files, with a report on every Function in them.
+
+        `left` are the targets without a report. Where there are none, the files of the baseline
+        that are not there any more were looked for, too.
+        """
+        whole = [
+            from_root(Path(name), root)
+            for name in names
+            if Path(name).is_file() and not any(f"{one}:".startswith(f"{name}:") for one in left)
+        ]
+        return [*whole, *self.lost] if whole and not left else whole
+
     def written(self, checked: Sequence[Checked]) -> str:
         """What to say of the baseline that was written."""
         count = sum(len(one.report.findings) for one in checked)
         more = "" if self.is_new else " more than before"
         return f"Written to {self.name}: {count} finding{'s' * (count != 1)}{more}."
-
-
-def whole_files(names: Sequence[str], root: Path) -> list[str]:
-    """Those targets that are whole files, as they are called from the root."""
-    return [from_root(Path(name), root) for name in names if Path(name).is_file()]

@@ -58,6 +58,7 @@ class Settings:
         declared: dict[str, Any] = {}
         for part in _matching(self.declare, names):
             declared |= part
+        chosen["of_others"] = (self.per_file, self.per_target, self.declare)
         return Chosen(allow=tuple(dict.fromkeys(allowed)), declares=declared or None, **chosen)
 
     def shown(self) -> str:
@@ -66,11 +67,11 @@ class Settings:
         for name in _PLAIN:
             value = getattr(self, name)
             line = f"{spoken(name)} = {_toml(value)}"
-            lines.append(f"{line:<36}# {self.origins.get(name, DEFAULT)}")
+            lines.append(f"{line:<35} # {self.origins.get(name, DEFAULT)}")
         for name in _TABLES:
             for key, table in getattr(self, name).items():
                 where = f"# {self.origins.get(name, DEFAULT)}"
-                lines += ["", f"{'[' + spoken(name) + '.' + json.dumps(key) + ']':<36}{where}"]
+                lines += ["", f"{'[' + spoken(name) + '.' + json.dumps(key) + ']':<35} {where}"]
                 lines += [f"{spoken(one)} = {_toml(value)}" for one, value in table.items()]
         return "\n".join(lines)
 
@@ -85,6 +86,8 @@ class Chosen:
     time: float = 0.0
     inputs: str = ""
     declares: Mapping[str, Any] | None = None
+    # What is said of the others, for the Functions that are called inside of it.
+    of_others: tuple[Table, ...] = field(default=(), compare=False)
 
 
 _TABLES = ("per_file", "per_target", "declare")

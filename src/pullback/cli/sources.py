@@ -1,7 +1,8 @@
 """The files of the user's that a file depends on: what it imports, and what those import.
 
-They are read, not run: also an import inside a function counts. What is imported by a name that is
-made while the program runs, data that is read, and libraries are not seen.
+They are read, not run: also an import inside a function counts. Of installed packages, only the one
+that the file itself belongs to is followed. What is imported by a name that is made while the
+program runs, and data that is read, are not seen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from pullback.capture.places import is_installed, is_users_file
+from pullback.capture.places import installed_package, is_users_file
 
 
 def sources_of(path: Path) -> tuple[Path, ...]:
@@ -31,12 +32,16 @@ def _reached(path: Path, folders: tuple[str, ...]) -> tuple[Path, ...]:
         if file in found:
             continue
         found.add(file)
-        waiting += [one for one in _imported(file, folders) if _is_own(one)]
+        waiting += [one for one in _imported(file, folders) if _is_own(one, path)]
     return tuple(sorted(found))
 
 
-def _is_own(path: Path) -> bool:
-    return is_users_file(str(path)) and not is_installed(str(path))
+def _is_own(path: Path, start: Path) -> bool:
+    """Whether a file is the user's, or of the installed package that the first file belongs to."""
+    if not is_users_file(str(path)):
+        return False
+    package = installed_package(str(path))
+    return not package or package == installed_package(str(start))
 
 
 def _imported(path: Path, folders: tuple[str, ...]) -> Iterator[Path]:

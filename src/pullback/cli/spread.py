@@ -52,7 +52,7 @@ def in_processes(task: Callable[[int], T], count: int, jobs: int) -> Iterator[T 
     """What `task` gives for each number below `count`, in order, from as many processes as `jobs`.
 
     The processes are forks of this one. After Ctrl-C no task is begun, and what those under way
-    give is still told.
+    give is still reported.
     """
     crew = _Crew(task, count, jobs)
     done: dict[int, T | Lost] = {}

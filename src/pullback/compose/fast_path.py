@@ -60,7 +60,7 @@ def with_nodes(
     """A function that makes the calls of a derived Function by nodes of a backend, and its nodes.
 
     A call that no node serves goes the general way, `general`. Where a call cannot be captured,
-    `refused` is told, and says whether the program is to run as written from then on. Compiled
+    `refused` is called, and says whether the program is to run as written from then on. Compiled
     nodes are compared with their recipes, unless `verify` is False.
     """
     known = record_of(derived)

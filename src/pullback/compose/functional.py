@@ -317,5 +317,5 @@ def _place_of_setting(cls: type[nn.Module], name: str) -> str:
 
 
 def has_global_hooks() -> bool:
-    """Whether somebody listens to the calls of every module."""
+    """Whether a hook for all modules is registered."""
     return _any_global_hook()

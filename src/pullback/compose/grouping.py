@@ -132,7 +132,7 @@ def unfit(
         for group in one.groups
         if group in wanted
     }
-    unused = {g: "nobody uses what it gives" for g in wanted if not part_of(program, g).outputs}
+    unused = {g: "its result is not used" for g in wanted if not part_of(program, g).outputs}
     return {**unused, **found}
 
 

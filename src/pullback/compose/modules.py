@@ -231,7 +231,7 @@ class ModuleNodes:
         """Whether calls run as written because of what the module is now."""
         if all(type(one) in _PLAIN for one in row) and not has_global_hooks() and not layout.reason:
             return False
-        reason = layout.reason or odd_tensor(layout, row) or "somebody listens to every module"
+        reason = layout.reason or odd_tensor(layout, row) or "a hook for all modules is registered"
         self._refuse(reason, reason)
         return True
 

@@ -171,7 +171,7 @@ def _partial(captured: Capture) -> CaptureError:
     return CaptureError(
         f"`{captured.name}`, which holds hand-written backwards, must have a gradient for each of "
         "its outputs",
-        got="an output that nobody uses, and no way to run it again: an input, or what it reads "
+        got="an output that is not used, and no way to run it again: an input, or what it reads "
         "from outside it, has changed",
         fix="add the unused output, times zero, to what is differentiated",
     )

@@ -36,7 +36,7 @@ from pullback.derive.observed import (
     second_derivatives,
 )
 from pullback.derive.tensor_specs import TensorSpec
-from pullback.derive.trial_rows import TrialRow, size_rows, value_rows
+from pullback.derive.trial_rows import TrialRow, rank_rows, size_rows, value_rows
 from pullback.function.isolation import drawing_from, seed_torch
 
 
@@ -67,6 +67,11 @@ class Comparison:
     def sizes(self) -> list[TrialRow]:
         """The other sizes that are tried."""
         return size_rows(self.captured, self.specs)
+
+    @functools.cached_property
+    def ranks(self) -> list[TrialRow]:
+        """The other numbers of dimensions that are tried."""
+        return rank_rows(self.captured, self.specs)
 
     # ---- both sides ----
 
@@ -188,14 +193,14 @@ class Comparison:
         expected = self.expected(row)
         return expected is not None and not self.apart(expected, self.observe(call, row), row)
 
-    def misled(self, call: Call) -> tuple[list[TrialRow], list[TrialRow]]:
-        """Rows of sizes that the capture does not serve: where `call` is wrong, and right.
+    def misled(self, call: Call, rows: Sequence[TrialRow]) -> tuple[list[TrialRow], list[TrialRow]]:
+        """Of rows that the capture does not serve, those where `call` is wrong, and right.
 
         Wrong is another result than the program's, and for likely sizes also an
         error where the program has none.
         """
         wrong, right = list[TrialRow](), list[TrialRow]()
-        for row in self.sizes:
+        for row in rows:
             expected = None if row.is_served else self.expected(row)
             if expected is None:
                 continue

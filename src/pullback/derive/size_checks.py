@@ -24,7 +24,7 @@ from pullback.derive.observed import Call
 from pullback.derive.trial_rows import TrialRow, is_unchecked
 from pullback.graph.text_lines import WIDTH
 
-_SHAPE = re.compile(r"\b[^\W\d]\w*\.shape\[\d+\]")
+_SHAPE = re.compile(r"\b[^\W\d]\w*\.(?:shape\[\d+\]|dim\(\))")
 _FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+)")
 _TIED = re.compile(rf"({_SHAPE.pattern}) == ({_SHAPE.pattern})")
 _LEAST = re.compile(rf"(\d+) <= ({_SHAPE.pattern})")
@@ -110,11 +110,19 @@ def needed_sizes(
     Of the assumptions of the capture, and of its sizes that are numbers, those that keep out most
     of what is wrong and least of what is right, above all of likely sizes.
     """
-    wrong, right = comparison.misled(call)
+    wrong, right = comparison.misled(call, comparison.sizes)
     wrong = [row for row in wrong if all(check.holds(names, row.tensors) for check in checks)]
     found, wrong = _chosen(dict(_assumptions(comparison.captured, names)), wrong, right)
     fixed, _ = _chosen(dict(_numbers(comparison.captured, names)), wrong, [])
     return found + fixed
+
+
+def needed_ranks(comparison: Comparison, names: Sequence[str], call: Call) -> list[SizeCheck]:
+    """The numbers of dimensions without which a text is wrong: a mean divides by one size, say."""
+    wrong, right = comparison.misled(call, comparison.ranks)
+    pairs = zip(names, comparison.captured.joint.inputs, strict=True)
+    checks = [SizeCheck(f"{name}.dim() == {node.meta['val'].dim()}") for name, node in pairs]
+    return _chosen({one.condition: partial(one.holds, names) for one in checks}, wrong, right)[0]
 
 
 Tests = dict[str, Callable[[Sequence[Tensor]], bool]]

@@ -26,7 +26,7 @@ from pullback.derive.forward_lines import (
 )
 from pullback.derive.observed import Call
 from pullback.derive.recipe import Parts, parts_of
-from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
+from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_ranks, needed_sizes
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text
@@ -134,6 +134,7 @@ def _written(
     more = again_of(parts, name)
     checks += needed_sizes(comparison, names, call(made(more)), checks)
     checks = gathered(checks, captured, names)
+    checks = [*needed_ranks(comparison, names, call(made(more))), *checks]
     goes_by_layout = reads_memory(captured) or not comparison.is_same_strided(call(made(more)))
     if not more.is_refusing and not comparison.is_same_twice(call(made(more))):
         more = refused_again(name, "its ops do not tell its second derivative")

@@ -26,6 +26,7 @@ from pullback.capture.joint import Capture
 from pullback.capture.seeds import in_memory_order, moved_a_little
 from pullback.derive.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.graph.cost import is_opaque, op_name
+from pullback.graph.cut_problem import ancestors
 from pullback.graph.parts import calls
 from pullback.graph.values import held_value
 
@@ -46,6 +47,9 @@ UNCHECKED = (
     *("lu_unpack", "lu_solve", "ldl_solve"),
 )
 """Parts of the names of ops with kernels that go by one size in memory of another."""
+
+BY_NUMBERS = ("grid_sampler",)
+"""The same of ops with kernels that make places in memory of real numbers, also of NaN."""
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -92,7 +96,10 @@ def value_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]
     """The example, or a smaller one in its place, and others of its sizes."""
     shapes = _few(captured, specs)
     rows = [_row(captured, specs, shapes, "the example")]
+    is_risky = points_by_numbers(captured)
     for what, change, is_usual in CHANGES:
+        if is_risky and (change is _nan or not is_usual):
+            continue
         changed = _changed(captured, rows[0].tensors, change)
         rows.append(TrialRow(changed, what, is_usual, has_nan=change is _nan))
     if (equal := _equal(captured, rows[0].tensors)) is not None:
@@ -117,6 +124,35 @@ def size_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
                 row = _row(captured, specs, shapes, _shown(shapes))
                 rows.append(replace(row, is_odd=kind is _parted, is_resized=True))
     return rows
+
+
+def rank_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
+    """The example with one dimension more, and one less: of its largest tensors, or of all.
+
+    No capture serves them, but a text takes what it is given.
+    """
+    if is_unchecked(captured):
+        return []
+    own = _row(captured, specs, _few(captured, specs), "").tensors[: captured.argument_count]
+    most = max((t.dim() for t in own), default=0)
+    rows = dict[Shapes, TrialRow]()
+    for least, change in itertools.product({0, 1, most}, (_with_one_more, _with_one_less)):
+        row = tuple(change(t) if t.dim() >= least else t for t in own)
+        shapes = tuple(tuple(t.shape) for t in row)
+        held = [one.tensor for one in captured.inputs if one.tensor is not None]
+        rows[shapes] = TrialRow(
+            (*row, *held), _shown(shapes), is_served=False, is_odd=True, is_resized=True
+        )
+    rows.pop(tuple(tuple(t.shape) for t in own), None)
+    return list(rows.values())
+
+
+def _with_one_more(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, moved_a_little(tensor, seed=0)])
+
+
+def _with_one_less(tensor: Tensor) -> Tensor:
+    return tensor[0].clone() if tensor.dim() and len(tensor) else tensor
 
 
 def _shown(shapes: Shapes) -> str:
@@ -380,6 +416,23 @@ def points_unchecked(captured: Capture) -> bool:
         for node in call.all_input_nodes
         if not _is_made_unchecked(node) and isinstance(value := held_value(node), Tensor)
     )
+
+
+def points_by_numbers(captured: Capture) -> bool:
+    """Whether a kernel that does not check them takes places in memory that are computed.
+
+    From numbers that are not finite, or are larger than those of the example, it may read or write
+    outside of its tensors.
+    """
+    numbers = {node for node in captured.joint.inputs if _is_number(node.meta["val"])}
+    for call in calls(captured.joint.graph):
+        if any(part in op_name(call) for part in BY_NUMBERS):
+            return True
+        made = [n for n in call.all_input_nodes if isinstance(held_value(n), Tensor)]
+        places = [n for n in made if is_index(held_value(n)) and not _is_made_unchecked(n)]
+        if _is_unchecked_call(call) and not numbers.isdisjoint(ancestors(places)):
+            return True
+    return False
 
 
 def _is_unchecked_call(node: fx.Node) -> bool:

@@ -42,6 +42,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 _top_transform: Any = torch._C._functorch.peek_interpreter_stack
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 PlainDispatchMode: Any = _python_dispatch.TorchDispatchMode
+without_modes: Any = _python_dispatch._disable_current_modes
 below_ad_guard: Any = torch._C._AutoDispatchBelowADInplaceOrView
 no_torch_function: Any = torch._C.DisableTorchFunction
 

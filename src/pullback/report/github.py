@@ -22,18 +22,19 @@ def render(
     lines = [_annotation(finding) for report in reports for finding in report.findings]
     lines += [f"::error title=pullback could not run::{_data(error)}" for error in errors]
     lines += [
-        f"::notice {_told(remark.place, 'pullback')}::{_data(remark.text)}" for remark in remarks
+        f"::notice {_properties(remark.place, 'pullback')}::{_data(remark.text)}"
+        for remark in remarks
     ]
     return "\n".join(lines)
 
 
 def _annotation(finding: Finding) -> str:
     title = f"{finding.rule.code} {finding.rule.name}: {finding.subject}"
-    told = _told(finding.place, title)
-    return f"::{LEVELS[finding.weight]} {told}::{_data(_brief(finding))}"
+    properties = _properties(finding.place, title)
+    return f"::{LEVELS[finding.weight]} {properties}::{_data(_brief(finding))}"
 
 
-def _told(place: str, title: str) -> str:
+def _properties(place: str, title: str) -> str:
     """The properties of an annotation: where it stands, and what it is called."""
     file, _, line = place.rpartition(":")
     where = {"file": file, "line": line} if line.isdigit() else {"file": place}

@@ -20,7 +20,7 @@ class Cell:
 
     kind: str  # "up" | "down" | "none" (not a finite number)
     share: float
-    told: str
+    text: str
     is_worst: bool
 
 
@@ -93,8 +93,8 @@ def _cell(value: float, most: float, flat: int, worst: int | None, sheet: Sheet)
     for size in reversed(sheet.shape):
         index.append(rest % size)
         rest //= size
-    told = f"{list(reversed(index))}: {number(value)}"
+    text = f"{list(reversed(index))}: {number(value)}"
     if not math.isfinite(value):
-        return Cell("none", 1.0, told, flat == worst)
+        return Cell("none", 1.0, text, flat == worst)
     share = round(abs(value) / most, 3)
-    return Cell("up" if value >= 0 else "down", share, told, flat == worst)
+    return Cell("up" if value >= 0 else "down", share, text, flat == worst)

@@ -174,8 +174,8 @@ def _report(report: Report) -> dict[str, Any]:
 def _accepted(accepted: Accepted) -> dict[str, Any]:
     """A finding that does not count, and what says so."""
     finding = accepted.finding
-    told = {"rule": _rule(finding.rule), "at": finding.at}
-    return {**told, "by": accepted.by, "reason": accepted.reason}
+    about = {"rule": _rule(finding.rule), "at": finding.at}
+    return {**about, "by": accepted.by, "reason": accepted.reason}
 
 
 def _proved(proved: Proved) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _about(about: About) -> dict[str, Any]:
-    """What a finding is about, as plain data; None where it is told in words only."""
+    """What a finding is about, as plain data; None where there are only words."""
     return {
         "thing": _thing(about.thing),
         "index": None if about.index is None else list(about.index),

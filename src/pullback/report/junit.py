@@ -1,6 +1,6 @@
 """Reports as JUnit XML, which most CI systems show: a target is a class, a rule a test.
 
-A finding that counts is a failure, one that does not is told in the output of its test, a rule that
+A finding that counts is a failure, one that does not stands in the output of its test, a rule that
 was not tried is skipped, and a target that could not be checked is an error.
 """
 

@@ -25,10 +25,10 @@ def render(report: Report, *, width: int | None = None) -> Text:
     parts = [_finding(finding, width) for finding in report.findings]
     style = "green" if report.ok and not report.interrupted else ""
     first, *rest = report.summary().splitlines()
-    told = Text(_broken(first, width, "  "), style=f"bold {style}".strip())
+    summary = Text(_broken(first, width, "  "), style=f"bold {style}".strip())
     for line in rest:
-        told.append(f"\n{_broken(line, width, INDENT)}", style="dim")
-    return Text("\n\n").join([*parts, told])
+        summary.append(f"\n{_broken(line, width, INDENT)}", style="dim")
+    return Text("\n\n").join([*parts, summary])
 
 
 def show(report: Report, console: Console) -> None:
@@ -39,19 +39,19 @@ def show(report: Report, console: Console) -> None:
 
 def _finding(finding: Finding, width: int | None) -> Text:
     colour = COLOURS[finding.weight]
-    told = Text()
-    told.append(_broken(finding.head, width, "  "), style=f"bold {colour}")
+    text = Text()
+    text.append(_broken(finding.head, width, "  "), style=f"bold {colour}")
     for label, fact in finding.labelled():
-        told.append(f"\n  {label + ':':<10}", style="dim")
+        text.append(f"\n  {label + ':':<10}", style="dim")
         style = STYLES.get(label, "")
         if "\n" in fact:
-            told.rstrip()
+            text.rstrip()
             for line in fact.splitlines():
-                told.append(f"\n    {line}".rstrip(" "), style=style)
+                text.append(f"\n    {line}".rstrip(" "), style=style)
         else:
             broken = _broken(f"{INDENT}{fact}", width, INDENT)
-            told.append(broken.removeprefix(INDENT), style=style)
-    return told
+            text.append(broken.removeprefix(INDENT), style=style)
+    return text
 
 
 def _broken(line: str, width: int | None, indent: str) -> str:

@@ -85,9 +85,9 @@ def _made(
             return _loaded(place) or _built(place, graph, row, name, free_sizes, donated)
     except (OSError, NotImplementedError) as error:  # no lock can be had on some file systems
         raise CaptureError(
-            "the cache must be a folder that can be written to, by nobody else",
+            "the cache must be a folder that you, and no other user, can write to",
             got=_in_one_line(error),
-            fix="mend its owner and mode, or set PULLBACK_CACHE_DIR to another folder",
+            fix="correct its owner and mode, or set PULLBACK_CACHE_DIR to another folder",
         ) from error
 
 

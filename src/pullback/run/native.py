@@ -196,7 +196,7 @@ def _fix_of(missing: str) -> str:
         return 'install a C++ compiler, or use backend="inductor"'
     if os.strerror(errno.ENOSPC) in missing:
         return building.SPACE
-    return "mend what it says; for a compiler that refuses, set CXX to another one"
+    return "do what it says; for a compiler that refuses, set CXX to another one"
 
 
 def _library() -> building.Library:
@@ -220,7 +220,7 @@ def _in_one_line(error: BaseException) -> str:
     return f"its node could not be loaded: {lines[0] if lines else type(error).__name__}"
 
 
-# ---- what the extension is told ----
+# ---- what the extension is given ----
 
 
 def _description(spec: NodeSpec) -> dict[str, Any]:

@@ -100,12 +100,13 @@ class ValueSource:
 class Pull:
     """A compiled backward graph, and the layouts in which it reads the cotangents.
 
+    A node that is not `EXACT` lays them out itself, whatever their sizes: there are none then.
     Where it `is_kept`, it serves all cotangents that are laid out like those it was asked for with;
     otherwise it serves these, and the node asks again.
     """
 
     run: Compiled
-    cotangents: tuple[Layout, ...]
+    cotangents: tuple[Layout, ...] = ()
     is_kept: bool = True
 
 

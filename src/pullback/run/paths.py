@@ -53,10 +53,6 @@ ABSENT = UncompiledReason(
     "an output of a program with a hand-written backward has no gradient",
     "return only what is used, or compose the part that is used by itself",
 )
-OPEN = UncompiledReason(
-    "an output has no gradient, at a size that shares its code with others",
-    "return only what is used, or compose the part that is used by itself",
-)
 INFINITE = UncompiledReason(
     "an output with an infinite slope has no gradient, and zeros in its place would give NaN",
     "return only what is used, or compose the part that is used by itself",

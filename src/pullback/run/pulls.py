@@ -23,13 +23,15 @@ from pullback.run.backend import Backend
 from pullback.run.choosing import quickest
 from pullback.run.minimal import minimal
 from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, ValueSource
-from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, OPEN, TWICE, UncompiledReason
+from pullback.run.open_sizes import OpenSizes
+from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, TWICE, UncompiledReason
 from pullback.run.verify import gradient_names, graph_difference
 
 if TYPE_CHECKING:
     from pullback.run.specs import Spec
 
 WAYS = 4  # how many layouts of cotangents get code of their own
+_SIZES = 64  # for how many sizes of the inputs it is remembered how the cotangents lie
 
 
 class Pulls:
@@ -65,7 +67,7 @@ class Pulls:
                 self.made[key] = Pull(self._compiled(given), usual)
             except CaptureError as error:
                 self.spec.maker.refused(error)
-                self.made[key] = self.spec.printed()
+                self.made[key] = Pull(self.spec.printed(), usual)
         return self.made[key]
 
     def _own(self, given: Sequence[Any], layouts: tuple[Layout, ...]) -> Pull | None:
@@ -118,6 +120,29 @@ def _laid(given: Sequence[Any], first: int, layouts: Sequence[Layout]) -> list[A
     return [*given[:first], *laid]
 
 
+class OpenPull:
+    """The backward of a node with open sizes, compiled for the first row that it is given."""
+
+    def __init__(self, spec: Spec, backend: Backend) -> None:
+        self.spec, self.backend = spec, backend
+        self.made: Pull | None = None
+
+    def __call__(self, given: Sequence[Any]) -> Pull:
+        if self.made is None:
+            self.made = self._compiled(given)
+        return self.made
+
+    def _compiled(self, given: Sequence[Any]) -> Pull:
+        spec, text = self.spec, self.spec.printed()
+        pull = minimal(spec.recipe.parts.backward)
+        try:
+            code = pull.compiled(self.backend, given, "backward", is_open=True)
+        except CaptureError as error:
+            spec.maker.refused(error)
+            return Pull(text)
+        return Pull(OpenSizes(code, text, spec.maker.refused))
+
+
 def donated_by(spec: Spec, backend: Backend) -> list[int]:
     """The places of saved tensors that the compiled backward may write over."""
     if not backend.donates(spec.forward):
@@ -152,6 +177,7 @@ class General:
 
     def __init__(self, spec: Spec, backward: Callable[[Sequence[Any]], Pull], demands: str) -> None:
         self.spec, self.backward, self.demands = spec, backward, demands
+        self.known: dict[Any, tuple[Layout, ...]] = {}
 
     def __call__(
         self,
@@ -162,13 +188,13 @@ class General:
     ) -> Any:
         spec = self.spec
         wanted = [one.needs for one in spec.inputs] if wanted is None else wanted
-        reason = self._reason(kept, cotangents)
-        if reason is None:
-            made = self._with_zeros(kept, numbers, cotangents, wanted)
-            if not self._is_spoiled(made, cotangents):
-                return made
-            reason = INFINITE
         if self.demands != ANY:
+            reason = self._reason(kept, cotangents)
+            if reason is None:
+                made = self._with_zeros(kept, numbers, cotangents, wanted)
+                if not self._is_spoiled(made, cotangents):
+                    return made
+                reason = INFINITE
             spec.maker.uncompiled(reason)
         call = DerivedCall(
             spec.recipe,
@@ -188,16 +214,18 @@ class General:
             return TWICE
         if any(map(is_batched, (*kept, *present))):
             return BATCHED
-        is_absent = len(present) < len(cotangents)
-        if is_absent and self.demands != EXACT:
-            return OPEN
-        if self.demands != EXACT or not self._are_as_saved(kept):
+        if not self._are_as_saved(kept):
             return HOOKED
+        is_absent = len(present) < len(cotangents)
         return ABSENT if is_absent and self.spec.recipe.captured.is_handwritten else None
 
     def _are_as_saved(self, kept: Sequence[Any]) -> bool:
-        pairs = zip(kept, self.spec.kept, strict=False)
-        return all(Layout.of(x, needs=False) == like and not _is_lazy(x) for x, like in pairs)
+        pairs = list(zip(kept, self.spec.kept, strict=False))
+        if any(_is_lazy(x) for x, _ in pairs):
+            return False
+        if self.demands == EXACT:
+            return all(Layout.of(x, needs=False) == like for x, like in pairs)
+        return all(x.dtype == like.dtype for x, like in pairs)
 
     def _with_zeros(
         self,
@@ -207,9 +235,9 @@ class General:
         wanted: Sequence[bool],
     ) -> tuple[Any, ...]:
         """The gradients with zeros for absent cotangents, and none where only these lead."""
-        spec, recipe = self.spec, self.spec.recipe
+        recipe = self.spec.recipe
         absent = {place for place, c in enumerate(cotangents) if c is None}
-        pairs = zip(cotangents, spec.cotangents, strict=True)
+        pairs = zip(cotangents, self._layouts(kept), strict=True)
         laid = [like.empty().zero_() if c is None else like.filled(c) for c, like in pairs]
         # The compiled backward may write over what is saved: it gets copies, with the strides that
         # it goes by, which a clone of a slice has not.
@@ -232,12 +260,19 @@ class General:
 
     def _kinds(self, kept: Sequence[Any]) -> list[Any]:
         """Shape, dtype and device of each output that carries a gradient."""
-        spec = self.spec
+        return [(one.shape, one.dtype, one.device) for one in self._layouts(kept)]
+
+    def _layouts(self, kept: Sequence[Any]) -> tuple[Layout, ...]:
+        """How the cotangents of a call lie, which the sizes of its inputs tell."""
         if self.demands == EXACT:
-            return [(one.shape, one.dtype, one.device) for one in spec.cotangents]
-        with torch.no_grad():
-            outputs = spec.recipe.run_row([kept[place] for place in spec.places])[0]
-        return [(outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in spec.live]
+            return self.spec.cotangents
+        row = [kept[place].detach() for place in self.spec.places]
+        key = tuple(x.shape for x in row)
+        if key not in self.known:
+            if len(self.known) >= _SIZES:
+                self.known.clear()
+            self.known[key] = self.spec.cotangents_of(self.spec.recipe.run_row(row)[0])
+        return self.known[key]
 
 
 def _is_lazy(x: Tensor) -> bool:

@@ -24,7 +24,7 @@ from pullback.run.minimal import Minimal, minimal
 from pullback.run.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, ValueSource
 from pullback.run.open_sizes import OpenSizes
 from pullback.run.paths import UncompiledReason
-from pullback.run.pulls import General, Pulls, donated_by
+from pullback.run.pulls import General, OpenPull, Pulls, donated_by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,8 @@ def eager(maker: SpecMaker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
 
     run = forward.bare.printed("forward", recipe)
     spec = Spec(maker, recipe, row, forward.sources, run)
-    return replace(spec.finish(ANY, lambda _: spec.printed()), some=some)
+    pull = Pull(spec.printed())
+    return replace(spec.finish(ANY, lambda _: pull), some=some)
 
 
 def open_sizes(
@@ -71,18 +72,7 @@ def open_sizes(
     code = forward.bare.compiled(backend, row, "forward", is_open=True)
     run = OpenSizes(code, forward.bare.printed("forward", recipe), maker.refused)
     spec = Spec(maker, recipe, row, forward.sources, run, _first_run(run, forward, recipe, row))
-    pull = minimal(recipe.parts.backward)
-
-    def backward(given: Sequence[Any]) -> Pull:
-        try:
-            code = pull.compiled(backend, given, "backward", is_open=True)
-        except CaptureError as error:
-            maker.refused(error)
-            return spec.printed()
-        text = pull.printed("backward", recipe)
-        return Pull(OpenSizes(code, text, maker.refused), spec.cotangents)
-
-    return spec.finish(OPEN, backward)
+    return spec.finish(OPEN, OpenPull(spec, backend))
 
 
 def exact(maker: SpecMaker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
@@ -154,15 +144,16 @@ class Spec:
         self.live = recipe.live
         with torch.no_grad():
             outputs, _, self.numbers = recipe.run_row([x.detach() for x in row])
-        self.cotangents = tuple(
-            _dense(outputs[place], order)
-            for place, order in zip(self.live, recipe.orders, strict=True)
-        )
+        self.cotangents = self.cotangents_of(outputs)
 
-    def printed(self) -> Pull:
+    def cotangents_of(self, outputs: Sequence[Any]) -> tuple[Layout, ...]:
+        """How the cotangents of these outputs lie."""
+        pairs = zip(self.live, self.recipe.orders, strict=True)
+        return tuple(_dense(outputs[place], order) for place, order in pairs)
+
+    def printed(self) -> Compiled:
         """The backward as Python."""
-        pull = minimal(self.recipe.parts.backward)
-        return Pull(pull.printed("backward", self.recipe), self.cotangents)
+        return minimal(self.recipe.parts.backward).printed("backward", self.recipe)
 
     def finish(self, demands: str, backward: Callable[[Sequence[Any]], Pull]) -> NodeSpec:
         """The spec."""

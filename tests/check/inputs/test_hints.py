@@ -108,6 +108,18 @@ def test_schema_of_op_is_read():
     assert [tuple(arg.shape) for arg in args] == [(3, 4), (4, 5)]
 
 
+def test_plain_arguments_of_op_are_guessed():
+    @torch.library.custom_op("hints::shrink", mutates_args=())
+    def shrink(x: Tensor, by: float, sizes: list[int], y: Tensor | None, n: int = 3) -> Tensor:
+        return x * by * n * len(sizes)
+
+    shrink.register_autograd(lambda ctx, g: (g, None, None, None, None))
+    x, *plain = guessed(target_of(shrink))
+
+    assert tuple(x.shape) == (3, 4)
+    assert plain == [0.5, [2, 2], None, 3]
+
+
 def test_guess_is_the_same_each_time():
     first, second = (guessed(target_of(function(vector)))[0] for _ in range(2))
 

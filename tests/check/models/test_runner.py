@@ -50,6 +50,24 @@ def test_sound_model_has_no_finding(name):
     assert report.subject == type(module).__name__
 
 
+def test_surrogate_inside_a_model_is_no_wrong_gradient():
+    class Straight(torch.autograd.Function):
+        declares = {"surrogate": "x"}  # noqa: RUF012
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * x.sigmoid()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 1.5 * g
+
+    undeclared = type("Straight", (Straight,), {"declares": {}})
+
+    assert own(Calling(lambda m, h: Straight.apply(h) * m.scale)).ok
+    assert not own(Calling(lambda m, h: undeclared.apply(h) * m.scale)).ok
+
+
 def test_cut_parameter_is_named_with_the_call_that_cuts_it():
     (finding,) = own(Calling(lambda m, h: h * m.scale.detach()))
 

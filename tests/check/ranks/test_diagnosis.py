@@ -82,3 +82,25 @@ def test_own_part_is_named_where_other_parts_depend_on_each_other():
     found = diagnosed(Rows("x", SHARD, got, tuple(want), tuple(want), by_rank, wrong), WORLD)
 
     assert found.fault is RankFault.MISSING
+
+
+def test_own_part_is_named_of_a_single_number():
+    """Two draws of a scale give two numbers, and four ranks add to each."""
+    parts = random(3, RANKS, RANKS, 2)
+    want, got = parts.sum(0), tuple(parts[r, r] for r in range(RANKS))
+    wrong = tuple(torch.ones(2, dtype=torch.bool) for _ in range(RANKS))
+    by_rank = tuple(tuple(row) for row in parts)
+    found = diagnosed(Rows("x", SHARD, got, tuple(want), tuple(want), by_rank, wrong), WORLD)
+
+    assert found.fault is RankFault.MISSING
+
+
+def test_own_part_is_named_where_a_rank_has_padding_alone():
+    parts = PARTS.clone()
+    parts[:, -1] = 0
+    want, got = parts.sum(0), tuple(parts[r, r] for r in range(RANKS))
+    wrong = tuple(~torch.isclose(g, w) for g, w in zip(got, want, strict=True))
+    by_rank = tuple(tuple(row) for row in parts)
+    found = diagnosed(Rows("x", SHARD, got, tuple(want), tuple(want), by_rank, wrong), WORLD)
+
+    assert found.fault is RankFault.MISSING

@@ -38,3 +38,25 @@ def test_wrong_part_of_other_ranks_is_told():
 
     assert finding.rule.name == "wrong-across-ranks"
     assert "those of rank 0 to the gradient on rank 1" in finding.why
+
+
+class OwnPartAlone(Function):
+    """A sum over ranks, whose backward forgets the cotangents of the others."""
+
+    @staticmethod
+    def forward(ctx, x):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total * (dist.get_rank() + 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return g * (dist.get_rank() + 1)
+
+
+def test_missing_parts_of_other_ranks_are_told():
+    (finding,) = pb.check(OwnPartAlone, rows, ranks=2, profile="quick").findings
+
+    assert finding.rule.name == "missing-collective"
+    assert "the other ranks' cotangents are missing" in str(finding)

@@ -52,7 +52,56 @@ for one in (Right, Wrong):
     names = [f.rule.name for f in report.findings]
     sys.stdout.write(f"{dist.get_rank()} {one.__name__} {names}\\n")
     sys.stdout.flush()
+total = own()
+dist.all_reduce(total)  # the group is the program's again
+assert total[0, 0] == 10, total
 dist.destroy_process_group()
+"""
+
+FAILING = """
+import sys
+import pullback as pb
+from functions import *
+
+
+class WaitsInAGroup(Right):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return Right.apply(g, ctx.group) if dist.get_rank() == 0 else g, None
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return Right.forward(ctx, x, group)
+
+
+class Leaves(Right):
+    @staticmethod
+    def forward(ctx, x, group):
+        if dist.get_rank() == 1:
+            sys.exit(0)
+        return Right.forward(ctx, x, group)
+
+
+def inputs(rank):
+    return own(), dist.new_group([0, 1])
+
+
+def unlike(rank):
+    if rank == 1:
+        raise ValueError("none here")
+    return own(), dist.group.WORLD
+
+
+for one, given in ((WaitsInAGroup, inputs), (Leaves, inputs), (Right, unlike)):
+    try:
+        report = pb.check(one, given, ranks=2, profile="quick")
+        told = [f.rule.name for f in report.findings]
+    except pb.PullbackError as error:
+        told = error.code
+    sys.stdout.write(f"{one.__name__} {told}\\n")
+    sys.stdout.flush()
 """
 
 TRAINING = """
@@ -82,6 +131,7 @@ RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-p
 @pytest.fixture
 def folder(tmp_path):
     files = {"functions": FUNCTIONS, "program": PROGRAM, "training": TRAINING, "test_them": TESTS}
+    files["failing"] = FAILING
     for name, text in files.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
@@ -110,6 +160,18 @@ def test_existing_group_is_used(folder):
         "0 Wrong ['rank-factor']",
         "1 Right []",
         "1 Wrong ['rank-factor']",
+    ]
+
+
+def test_ranks_that_fail_end_with_a_report(folder):
+    found = run(folder, *RUN, "failing.py")
+
+    assert found.returncode == 0, found.stderr
+    assert sorted(found.stdout.split("\n")) == [
+        "",
+        *["Leaves ['fails-on-ranks']"] * 2,
+        *["Right E403"] * 2,
+        *["WaitsInAGroup ['ranks-deadlock']"] * 2,
     ]
 
 

@@ -10,11 +10,16 @@ class KlDivergence(torch.autograd.Function):
         p_logits  the input itself, which costs nothing to keep
         q_logits  the input itself, which costs nothing to keep
 
-    Written for sizes with q_logits.shape == p_logits.shape.
+    Written for sizes with p_logits.dim() == 2, q_logits.shape == p_logits.shape.
     """
 
     @staticmethod
     def forward(ctx, p_logits, q_logits):
+        if p_logits.dim() != 2:
+            raise ValueError(
+                "`KlDivergence`: p_logits.dim() must be 2, "
+                f"got {p_logits.dim()}"
+            )
         if q_logits.shape != p_logits.shape:
             raise ValueError(
                 "`KlDivergence`: q_logits.shape must be p_logits.shape, "

@@ -469,7 +469,7 @@ def test_text_is_the_same_every_time():
     assert emit_cpp(case.subject()) == emit_cpp(case.subject())
 
 
-def test_public_door_gives_the_text():
+def test_public_emit_gives_the_text():
     x = torch.randn(5, dtype=torch.float64, requires_grad=True)
     text = pb.emit(my_relu.MyReLU, "cpp", examples=(x,), verify=False)
 

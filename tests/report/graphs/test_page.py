@@ -2,10 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
+import pytest
 import torch
 
 import pullback as pb
+from pullback.plan.measurements import PlanCandidate
 from pullback.report.graphs.page import LIBRARIES, SCRIPTS, plan_page, render
 from pullback.report.notebook import show_classes, shown_class
 from tests.report.graphs.graphs import SMALL
@@ -60,6 +63,21 @@ def test_plan_is_a_page_with_every_candidate():
     assert "<svg" in page.html
     assert plan._repr_html_().startswith("<iframe")
     assert "must come with examples" in plan.to_html()
+
+
+@pytest.mark.parametrize("save", ["inputs", "everything"])
+def test_graph_of_a_plan_keeps_what_the_plan_does(save):
+    plan = pb.plan(lambda x: x.sin().exp(), X, backends=["eager"], budget=0.1)
+    chosen = PlanCandidate("combined", backend="eager", save=save)
+    sized = (*plan.evidence.sized[:-1], replace(plan.evidence.sized[-1], chosen=chosen))
+    plan.evidence = replace(plan.evidence, sized=sized)
+    graph = plan_page(plan, X).graph
+
+    assert graph.facts["save"] == save
+    assert [n.name for n in graph.nodes if n.saved] == {
+        "inputs": ["x"],
+        "everything": ["x", "out"],
+    }[save]
 
 
 class Formatter:

@@ -20,24 +20,30 @@ SIGNED = ("slope", "negative_slope", "scale", "factor", "shift", "offset", "bias
 UNSET = (0.1, 0.5)  # for a number of 0, which may mean that something is switched off
 DIMENSIONS = ("dim", "axis")
 IGNORED = -100  # what PyTorch's losses take for "no label"
+GROUPS = 2  # more than the example has
 # Names of arguments, or of functions, in which an index tensor is an order by agreement.
 ORDERS = ("perm", "order", "sort", "shuffl", "rank", "inverse")
 
 
 class Variant(Enum):
-    """What was done to a mask or an index tensor, where that says what a wrong gradient is."""
+    """What was done to an argument, where that says what a wrong gradient is."""
 
     EMPTY = "a mask, or a row of it, that is false everywhere"
     IGNORED = "some indices that stand for no label"
+    NOTHING = "a number that is 0"
     PADDED = "some indices that are a number among the arguments"
 
 
 def arguments_of(
-    example: Example, names: tuple[str, ...], words: frozenset[str] = frozenset()
+    example: Example,
+    names: tuple[str, ...],
+    words: frozenset[str] = frozenset(),
+    optional: frozenset[str] = frozenset(),
 ) -> Iterator[Example]:
     """Each argument that is no differentiable tensor in turn with other values.
 
-    A word among them becomes another one out of `words`, which the code of forward has.
+    A word among them becomes another one out of `words`, which the code of forward has; a number
+    that is `optional`, by its name, also None.
     """
     for i, arg in enumerate(example.args):
         if isinstance(arg, Tensor):
@@ -49,8 +55,12 @@ def arguments_of(
                 label = f"`{names[i]}` with different entries"
                 yield example.put(i, unequal_numbers(arg), label)
             continue
-        for value in _others(arg, names[i], example, words):
-            yield example.put(i, value, f"`{names[i]}` as {value!r}")
+        others = list(_others(arg, names[i], example, words))
+        if names[i] in optional and isinstance(arg, int | float):
+            others.append(None)
+        for value in others:
+            kind = Variant.NOTHING if value == 0 and value is not False else None
+            yield example.put(i, value, f"`{names[i]}` as {value!r}", kind)
 
 
 def _others(arg: Any, name: str, example: Example, words: frozenset[str]) -> Iterator[Any]:
@@ -65,7 +75,7 @@ def _others(arg: Any, name: str, example: Example, words: frozenset[str]) -> Ite
         elif arg > 0:
             yield from sorted({v for v in (arg - 1, arg // 2, arg + 1, 2 * arg) if 0 < v != arg})
     elif isinstance(arg, float):
-        yield from (arg / 2, arg * 2) if arg else UNSET
+        yield from (arg / 2, arg * 2, 0.0) if arg else UNSET
         if name in SIGNED and arg > 0:
             yield -arg
     elif isinstance(arg, str) and (arg in REDUCTIONS or arg in words):
@@ -121,6 +131,7 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
             label = f"argument {i} with some entries {IGNORED}, to be ignored"
             yield example.put(i, some, label, Variant.IGNORED)
         yield from _padded(example, i, top)
+        yield from _regrouped(example, i, top)
         if is_order(example, i, names, title):
             continue  # an order of all elements: repeating one is no order any more
         free = [n for n in range(top + 1) if n not in _apart(example, index)]
@@ -149,6 +160,16 @@ def _padded(example: Example, i: int, top: int) -> Iterator[Example]:
             some = index.masked_fill(flat.reshape(index.shape).to(index.device), number)
             label = f"argument {i} with some entries {number}, which is an argument"
             yield example.put(i, some, label, Variant.PADDED)
+
+
+def _regrouped(example: Example, i: int, top: int) -> Iterator[Example]:
+    """The entries in more groups, where one argument is the number of those and no size is."""
+    counts = [k for k, arg in enumerate(example.args) if type(arg) is int and arg == top + 1]
+    if len(counts) != 1 or any(top + 1 in example.args[k].shape for k in example.tensors):
+        return
+    index, groups = example.args[i], top + 1 + GROUPS
+    spread = (torch.arange(index.numel()) % groups).reshape(index.shape).to(index)
+    yield example.put(counts[0], groups, "").put(i, spread, f"argument {i} in {groups} groups")
 
 
 def _sizes_below(example: Example, limit: int) -> bool:

@@ -155,7 +155,7 @@ def tied(example: Example) -> Iterator[Example]:
             t[..., :1].expand(t.shape).clone() if t.dim() else t.clone()
         ),
         "neighbours equal": _paired,
-        "two rows equal": _twinned,
+        "two rows equal": _with_equal_rows,
     }
     yield from changed(example, rows)
     real = sorted(example.needs)
@@ -168,12 +168,24 @@ def tied(example: Example) -> Iterator[Example]:
                 yield example.put(j, some, f"arguments {i} and {j} equal in some entries")
 
 
-def _twinned(tensor: Tensor) -> Tensor:
+def repeated(example: Example) -> Iterator[Example]:
+    """Each square matrix in turn as a diagonal one of which two eigenvalues are equal."""
+    for i in sorted(example.needs):
+        value = example.args[i]
+        if value.is_complex() or value.dim() < 2 or not value.shape[-1] == value.shape[-2] > 1:
+            continue
+        entries = torch.linspace(1, 2, value.shape[-1], dtype=value.dtype, device=value.device)
+        entries[1] = entries[0]
+        made = torch.diag_embed(entries.expand(value.shape[:-1])).clone()
+        yield example.put(i, made, f"argument {i} diagonal, with two equal eigenvalues")
+
+
+def _with_equal_rows(tensor: Tensor) -> Tensor:
     """The second row as the first one, which a list of points or samples may have."""
-    twins = tensor.clone()
+    made = tensor.clone()
     if tensor.dim() > 1 and tensor.shape[-2] > 1:
-        twins[..., 1, :] = tensor[..., 0, :]
-    return twins
+        made[..., 1, :] = tensor[..., 0, :]
+    return made
 
 
 def _paired(tensor: Tensor) -> Tensor:

@@ -99,7 +99,11 @@ def _parameters(target: Target) -> list[tuple[Any, Any]]:
     packet = getattr(forward, "default", None)
     schema = schema or op_schema(packet)
     if schema is not None and not isinstance(schema, str):
-        return [(_of_schema(a.type), a.default_value) for a in schema.arguments]
+        given = [a for a in schema.arguments if not a.kwarg_only]
+        return [
+            (_of_schema(a.type), a.default_value if a.has_default_value() else UNKNOWN)
+            for a in given
+        ]
     try:
         found = list(inspect.signature(forward).parameters.values())
         hints = _hints(forward)
@@ -169,7 +173,8 @@ def _of_schema(kind: Any) -> Any:
     text = str(kind)
     named: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "number": float}
     named |= {"SymInt": int, "Tensor": Tensor, "Optional[Tensor]": Tensor | None}
-    named |= {"List[Tensor]": list[Tensor]}
+    if text.startswith("List["):
+        return list[_of_schema(text[5:-1])]  # type: ignore[misc]
     return named.get(text, type(None) if text.startswith("Optional[") else UNKNOWN)
 
 

@@ -23,7 +23,7 @@ from pullback.capture.indices import is_index
 from pullback.judge.example import Example, can_differ
 
 FEW = 5  # numbers that may be in order by chance
-LEAST = 3  # numbers of a tensor that is told to go with another one
+LEAST = 3  # numbers of a tensor that is said to go with another one
 NEAR = {2: 1e-2, 4: 1e-4, 8: 1e-4}  # by the bytes of a number: sums of what was rounded
 
 
@@ -71,8 +71,8 @@ def relations_of(examples: Sequence[Example], *, few: bool = False) -> tuple[Rel
 
 def _shown(example: Example, few: bool) -> Iterator[Relation]:
     tensors = {i: example.args[i].detach() for i in example.tensors}
-    told = {i: t for i, t in tensors.items() if _tells(t)}
-    for i, tensor in told.items():
+    telling = {i: t for i, t in tensors.items() if _tells(t)}
+    for i, tensor in telling.items():
         if tensor.numel() < FEW and not _is_square(tensor):
             continue
         for words, (holds, restored) in ALONE.items():
@@ -87,8 +87,8 @@ def _shown(example: Example, few: bool) -> Iterator[Relation]:
     seen: set[tuple[str, int, int]] = set()
     for i, j in permutations(tensors, 2):
         for words, (test, made) in TOGETHER.items():
-            is_told = j in told or test in OF_SIZES
-            if i in told and is_told and test(tensors[i], tensors[j]):
+            is_telling = j in telling or test in OF_SIZES
+            if i in telling and is_telling and test(tensors[i], tensors[j]):
                 if (words, j, i) not in seen:
                     yield Relation(words, (i, j), test, made)
                 seen.add((words, i, j))

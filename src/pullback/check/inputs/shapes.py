@@ -25,6 +25,7 @@ BLOCKS = (31, 129, 257, 1025)
 BATCHES = (1, 2, 7, 40, 130)
 EQUAL = 3
 ELEMENTS = 20_000
+LARGE = 400  # elements of an example, beyond which a smaller one is tried
 
 
 def symbols_of(example: Example) -> tuple[int, ...]:
@@ -357,10 +358,15 @@ def ranks_of(example: Example) -> Iterator[Example]:
     transposition of the wrong dimensions pass unnoticed. Where an argument has a number for each
     dimension, such as the sizes of a grid, the rank is no other one.
     """
-    floats = example.differentiable
+    # A number beside tensors stays one: what broadcasts with equal sizes is no rank of it.
+    floats = tuple(i for i in example.differentiable if example.args[i].dim())
+    floats = floats or example.differentiable
     if not floats or _has_numbers_by_dimension(example):
         return
     yield _grown(example, floats, 2, "a leading dimension of 2 more for every tensor")
+    last = example.args[floats[0]].shape[-1:]
+    if len(floats) == 1 and last and last[0] > 2:
+        yield _grown(example, floats, last[0], "a leading dimension more, as large as the last one")
     if len(floats) > 1:
         yield _grown(example, floats[:1], 2, "a leading dimension of 2 more for the first tensor")
     sizes = dict.fromkeys(symbols_of(example), EQUAL)
@@ -419,9 +425,9 @@ def _shrunk(example: Example, positions: list[int], label: str) -> Example:
 # ---- smaller ----
 
 
-def smaller_of(example: Example, limit: int = 400) -> Iterator[Example]:
+def smaller_of(example: Example) -> Iterator[Example]:
     """Smaller examples of the same kind, smallest first, where the given one is large."""
-    if example.size <= limit:
+    if example.size <= LARGE:
         return
     symbols = symbols_of(example)
     large = [s for s in symbols if s > 8]

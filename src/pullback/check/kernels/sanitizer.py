@@ -7,8 +7,8 @@ What it checks
 
 Why it matters
     The sanitizer looks at each access of each thread. What it names is a line of a kernel: an
-    access out of bounds, a read of memory that nobody wrote, a race in shared memory, a barrier
-    that some threads do not reach.
+    access out of bounds, a read of memory that was never written, a race in shared memory, a
+    barrier that some threads do not reach.
 
 Fails
     tl.store(out + offsets, y)                        # the last block is longer than `out`

@@ -22,7 +22,7 @@ from pullback.check.models.observer import CallOrigin, ObservedPass, Observer
 from pullback.check.models.program import ModelProgram
 from pullback.check.models.rules import CUT, NOT_FINITE, UNUSED, WRONG, model_rules
 from pullback.check.recorded import Recording
-from pullback.check.target import Target
+from pullback.check.target import Target, target_of
 from pullback.function.modes import uncompiled
 from pullback.judge.example import Example
 from pullback.judge.run import describe, run
@@ -146,15 +146,16 @@ def _compare(program: ModelProgram, found: Examined, classes: list[type]) -> Non
             )
         )
     if len(missing) > LOOKED_AT:
-        found.notes.append(f"of {len(missing)} parameters without a gradient {LOOKED_AT} are told")
+        found.notes.append(
+            f"of {len(missing)} parameters without a gradient {LOOKED_AT} are reported"
+        )
     grads = slopes.gradients()
     wrong = slopes.is_wrong(grads)
     if wrong is None:
         return
-    blamed = slopes.blamed(classes)
-    found.suspects = tuple(cls.__qualname__ for cls in blamed)
+    found.suspects = tuple(target_of(cls).name for cls in slopes.suspects(classes))
     gap = f"{wrong.claimed:.5g} by autograd, {wrong.estimate.value:.5g} by differences"
-    if blamed:
+    if found.suspects:
         names = ", ".join(f"`{name}`" for name in found.suspects)
         found.findings.append(
             _made(

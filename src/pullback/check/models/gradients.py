@@ -115,7 +115,7 @@ class ModelSlopes:
                 return None
         return found
 
-    def blamed(self, classes: Sequence[type]) -> list[type]:
+    def suspects(self, classes: Sequence[type]) -> list[type]:
         """The classes without whose backward the gradients are right; none where that is unknown.
 
         One class where that alone is enough, else all that must go.

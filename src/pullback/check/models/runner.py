@@ -23,7 +23,7 @@ from pullback.check.registered import Registered
 from pullback.check.registration import place_of
 from pullback.check.report import FunctionUse, Report
 from pullback.check.rules import all_rules, selected
-from pullback.errors import ExamplesError
+from pullback.errors import ExamplesError, RuleNameError
 from pullback.graph.cost import bytes_text
 from pullback.judge.run import ForwardRefusedError, Raised
 
@@ -42,8 +42,7 @@ def check_model(asked: ModelRequest, check_one: CheckOne) -> Report:
     inside, missing = grouped_calls(examined.calls)
     reports, more_missing = _checked(asked, inside, start, check_one)
     missing = tuple(dict.fromkeys([*missing, *examined.lost, *more_missing]))
-    uses = _uses(asked, inside, examined)
-    return _joined(asked, rules, examined, reports, uses, missing, start)
+    return _joined(asked, rules, examined, inside, reports, missing, start)
 
 
 def _chosen(asked: ModelRequest) -> tuple[Registered, ...]:
@@ -97,14 +96,10 @@ def _checked(
     asked: ModelRequest, inside: Sequence[Inside], start: float, check_one: CheckOne
 ) -> tuple[list[Report], list[str]]:
     """A report on each Function inside, and the names of those without one."""
-    known = [one.rule for one in all_rules()]
-    words = {word for rule in known for word in (rule.code, rule.name, rule.group)}
-    select = tuple(word for word in asked.select if word in words)
-    if asked.select and not select:
+    if asked.select and not any(one.rule.is_called(*asked.select) for one in all_rules()):
         return [], []
-    options: dict[str, Any] = {"select": select, "profile": asked.profile}
-    options["allow"] = tuple(word for word in asked.allow if word in words)
-    meant = {"surrogate": True} if asked.target.intent.has_surrogate else None
+    options: dict[str, Any] = {"select": asked.select, "allow": asked.allow}
+    options |= {"profile": asked.profile, "progress": asked.progress}
     reports: list[Report] = []
     missing: list[str] = []
     for one in inside:
@@ -112,9 +107,10 @@ def _checked(
         if (left is not None and left <= 0) or (reports and reports[-1].interrupted):
             missing.append(one.target.name)
             continue
-        options |= {"seconds": left, "progress": asked.progress}
         try:
-            reports.append(check_one(one.target, list(one.inputs), declares=meant, **options))
+            reports.append(one.checked(check_one, asked.target, {**options, "seconds": left}))
+        except RuleNameError:  # all that is asked is allowed for it
+            continue
         except ExamplesError:  # it refuses leaves, say, where the model passes others
             missing.append(one.target.name)
     return reports, missing
@@ -161,8 +157,8 @@ def _joined(
     asked: ModelRequest,
     rules: Sequence[Registered],
     examined: Examined,
+    inside: Sequence[Inside],
     reports: Sequence[Report],
-    uses: tuple[FunctionUse, ...],
     missing: Sequence[str],
     start: float,
 ) -> Report:
@@ -172,10 +168,12 @@ def _joined(
     which is a surrogate, is not reported a second time.
     """
     target = asked.target
+    uses = _uses(asked, inside, examined)
     places = {use.name: called_at(dict.fromkeys(use.places, 1)) for use in uses}
     inner = [_located(f, places.get(r.subject, "")) for r in reports for f in r.findings]
     explained = {f.subject for f in inner if f.weight is Severity.WRONG}
     explained |= {r.subject for r in reports if r.surrogates}
+    explained |= {one.target.name for one in inside if one.target.intent.has_surrogate}
     suspects = set(examined.suspects)
     own = [
         finding.of(target.name, finding.place or place_of(type(target.thing)))

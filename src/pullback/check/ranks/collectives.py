@@ -29,7 +29,7 @@ from torch.distributed import distributed_c10d
 from pullback.capture.places import is_users
 from pullback.check.ranks.underway import Underway, too_early, underway
 from pullback.check.registration import near
-from pullback.function.slots import PlainDispatchMode
+from pullback.function.slots import PlainDispatchMode, without_modes
 from pullback.judge.example import dtype_name, tensors_in
 
 SLOT = mmap.ALLOCATIONGRANULARITY  # bytes for each rank
@@ -233,13 +233,17 @@ def watching_collectives(watched: WatchedCollectives) -> Iterator[WatchedCollect
 def install() -> Callable[[], None]:
     """Replace the methods of groups and of handles; what comes back puts them back."""
     kept: list[tuple[Any, str, Any]] = []
+
+    def replaced(owner: Any, method: str, by: Callable[[Any], Any]) -> None:
+        kept.append((owner, method, vars(owner)[method]))  # what `getattr` gives is no method
+        setattr(owner, method, by(getattr(owner, method)))
+
     for method, (name, written) in METHODS.items():
         if hasattr(dist.ProcessGroup, method):
-            kept.append((dist.ProcessGroup, method, getattr(dist.ProcessGroup, method)))
-            setattr(dist.ProcessGroup, method, _seen(kept[-1][2], name, written, method))
+            seen = functools.partial(_seen, name=name, written=written, method=method)
+            replaced(dist.ProcessGroup, method, seen)
     for method in WAITS:
-        kept.append((dist.Work, method, getattr(dist.Work, method)))
-        setattr(dist.Work, method, _awaited(kept[-1][2]))
+        replaced(dist.Work, method, _awaited)
 
     def put_back() -> None:
         for owner, method, original in kept:
@@ -256,7 +260,8 @@ def _seen(original: Any, name: str, written: int | None, method: str) -> Any:
             return original(group, *args, **kwargs)
         watched.begin(_step(group, args, name, written, method, watched.phase))
         try:
-            work = original(group, *args, **kwargs)
+            with without_modes():  # PyTorch keeps for ever a group that a mode has been given
+                work = original(group, *args, **kwargs)
         finally:
             watched.goes_on()
         if isinstance(work, dist.Work):
@@ -386,7 +391,6 @@ def _brought(name: str, args: tuple[Any, ...]) -> list[Tensor]:
     return tensors_in(args[1] if has_two and name != "scatter" else args[0] if args else ())
 
 
-@functools.lru_cache(maxsize=64)
 def group_ranks(group: Any) -> tuple[int, ...]:
     """The ranks of a group, as all ranks are counted."""
     return tuple(dist.get_process_group_ranks(group))

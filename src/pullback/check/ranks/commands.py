@@ -110,7 +110,7 @@ class Wrap:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramCommand:
     """Run a program in which the function has a name, with random numbers from a seed."""
 
     text: str
@@ -118,7 +118,7 @@ class Program:
     seed: int
 
 
-Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap | Program
+Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap | ProgramCommand
 
 
 # ---- what is answered ----

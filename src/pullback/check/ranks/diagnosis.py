@@ -85,7 +85,8 @@ def _of_parts(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
         needed.append(usual)
     if kept == needed:
         return None
-    if all(one == [r] for r, one in enumerate(kept)) and any(len(n) > 1 for n in needed):
+    own = [[r] if n else [] for r, n in enumerate(needed)]  # a rank may have padding alone
+    if kept == own and any(len(n) > 1 for n in needed):
         which = "shares" if rows.placed.is_replicated else "cotangents"
         words = f"backward uses this rank's own part alone: the other ranks' {which} are missing"
         return Diagnosis(RankFault.MISSING, words)
@@ -154,7 +155,9 @@ def _subset(got: Tensor, parts: Sequence[Tensor], prefer: int = -1) -> list[int]
             continue
         alike = next((g for g in groups if _is_like(parts[g[0]], part)), None)
         groups.append([i]) if alike is None else alike.append(i)
-    if not groups or len(groups) > MOST_PARTS or len(got) < len(groups) + 1:
+    if not groups:
+        return None if _is_there(got) else []
+    if len(groups) > MOST_PARTS:
         return None
     # Every sum is tried: parts may depend on each other, so that a fit would not be unique.
     counts = list(product(*({0, 1, len(group)} for group in groups)))

@@ -8,12 +8,14 @@ again.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from pullback.check.ranks.collectives import install
 from pullback.check.ranks.commands import Accept, Command, Reply
@@ -21,9 +23,11 @@ from pullback.check.ranks.crew import RankEnd, RanksLost, Standing
 from pullback.check.ranks.rank import Rank, RankJob
 from pullback.check.report import Report
 from pullback.errors import ExamplesError, PullbackError
+from pullback.judge.run import describe
 
 SECONDS = 10.0  # that a rank may wait in a collective of the Function's
 LONG = timedelta(minutes=30)  # between the commands, while rank 0 judges
+_begun = itertools.count()
 TIMEOUTS = ("Timed out", "timed out", "Connection closed", "Connection reset")
 
 Ask = Callable[[Sequence[Command]], list[Reply]]
@@ -50,13 +54,13 @@ def together(job: RankJob, size: int, conduct: Callable[[Ask], Report]) -> Repor
     """The report of all ranks: rank 0 conducts, the others serve."""
     is_ours = not dist.is_initialized()
     if is_ours:
-        dist.init_process_group("gloo")
+        _begin()
     try:
         if dist.get_world_size() != size:
             raise ExamplesError(
-                "`ranks` must be the size of the process group that is there",
-                expected=str(dist.get_world_size()),
-                got=str(size),
+                f"`{job.target.name}` must be checked on all ranks of the process group",
+                expected=f"ranks={dist.get_world_size()}",
+                got=f"ranks={size}",
             )
         return _Members(job, size).report(conduct)
     finally:
@@ -64,28 +68,37 @@ def together(job: RankJob, size: int, conduct: Callable[[Ask], Report]) -> Repor
             dist.destroy_process_group()
 
 
+def _begin() -> None:
+    """Join a group of our own, at a place where no earlier one has left its addresses."""
+    distributed: Any = dist  # which does not say to type checkers that it has stores
+    store, rank, size = next(distributed.rendezvous("env://"))
+    place = distributed.PrefixStore(f"pullback-{next(_begun)}", store)
+    dist.init_process_group("gloo", store=place, rank=rank, world_size=size)
+
+
 class _Members:
     """This rank and the others."""
 
     def __init__(self, job: RankJob, size: int) -> None:
-        self._rank = Rank(job, dist.get_rank())
+        self._rank: Rank | None = Rank(job, dist.get_rank())
         self._size = size
-        self._control = dist.new_group(backend="gloo", timeout=LONG)
+        self._control: Any = dist.new_group(backend="gloo", timeout=LONG)
+        self._limits = _Limits()
         self._is_broken = False
 
     def report(self, conduct: Callable[[Ask], Report]) -> Report:
         """The report, the same on every rank."""
         put_back = install()
-        limited = dist.group.WORLD
-        assert limited is not None
-        limited.set_timeout(timedelta(seconds=SECONDS))
         try:
             if dist.get_rank() == 0:
                 return self._conduct(conduct)
             return self._serve()
         finally:
-            limited.set_timeout(LONG)
+            self._limits.lift()
             put_back()
+            dist.destroy_process_group(self._control)
+            # As in `early`: no group may live until the process ends.
+            self._control = self._rank = None
 
     def _conduct(self, conduct: Callable[[Ask], Report]) -> Report:
         end: Any = None
@@ -108,8 +121,17 @@ class _Members:
                 if isinstance(what, Report):
                     return what
                 raise what if what is not None else RuntimeError("rank 0 ended the check")
-            reply = self._rank.do(what[dist.get_rank()])
+            reply = self._do(what[dist.get_rank()])
             dist.gather_object(reply, None, dst=0, group=self._control)
+
+    def _do(self, command: Command) -> Reply:
+        """The answer of this rank, whose process nothing of the function's may end."""
+        self._limits.set(but_for=self._control)
+        assert self._rank is not None
+        try:
+            return self._rank.do(command)
+        except SystemExit as leaving:
+            return Reply(None, describe(leaving))
 
     def _tell(self, told: list[Any]) -> None:
         dist.broadcast_object_list(told, src=0, group=self._control)
@@ -118,7 +140,7 @@ class _Members:
         if self._is_broken and not isinstance(commands[0], Accept):
             raise NoGroupError("ranks have waited in vain before, and the group is not used again")
         self._tell([("do", list(commands))])
-        own = self._rank.do(commands[0])
+        own = self._do(commands[0])
         replies: list[Any] = [None] * self._size
         dist.gather_object(own, replies, dst=0, group=self._control)
         lost = [reply for reply in replies if _is_timeout(reply)]
@@ -126,6 +148,34 @@ class _Members:
             self._is_broken = True
             raise RanksLost([_standing(rank, reply) for rank, reply in enumerate(replies)])
         return replies
+
+
+class _Limits:
+    """Timeouts of the groups that are there: short until they are lifted."""
+
+    def __init__(self) -> None:
+        self._before: dict[Any, timedelta] = {}
+
+    def set(self, *, but_for: Any) -> None:
+        """Shorten those of all groups that there are by now, but for one."""
+        for group in [*distributed_c10d._world.pg_map]:
+            if group is not but_for and group not in self._before:
+                self._before[group] = _timeout_of(group)
+                group.set_timeout(timedelta(seconds=SECONDS))
+
+    def lift(self) -> None:
+        """Let all be what they were."""
+        for group, timeout in self._before.items():
+            group.set_timeout(timeout)
+        self._before.clear()
+
+
+def _timeout_of(group: Any) -> timedelta:
+    """The longest timeout of a group, which may have a backend for each kind of device."""
+    found: list[timedelta] = [
+        group._get_backend(device).options._timeout for device in group._device_types
+    ]
+    return max(found)
 
 
 def _is_timeout(reply: Reply) -> bool:

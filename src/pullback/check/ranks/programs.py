@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor
 
 from pullback.check.ranks.blocks import Blocks, block_of
-from pullback.check.ranks.commands import Program, Ran, Values
+from pullback.check.ranks.commands import ProgramCommand, Ran, Values
 from pullback.check.ranks.consistency import Judged, Rows, held, replicated_of, shared_of
 from pullback.check.ranks.joint import Joint, JointPoint, Shared
 from pullback.check.spelling import LARGEST, UnspeakableError, imported, spelled
@@ -62,7 +62,7 @@ def _ran(joint: Joint, body: str, rank: int) -> Ran | None:
     _, call = imported(joint.target)
     name = call.removesuffix(".apply")
     several: list[Ran] = []
-    for program in (Program(body, name, seed) for seed in (1, 2)):
+    for program in (ProgramCommand(body, name, seed) for seed in (1, 2)):
         replies = [reply.value for reply in joint.ask(partial(_same, program))]
         if [number for number, ran in enumerate(replies) if ran.has_failed] != [rank]:
             return None
@@ -72,7 +72,7 @@ def _ran(joint: Joint, body: str, rank: int) -> Ran | None:
     return one if is_same else None
 
 
-def _same(program: Program, rank: int) -> Program:
+def _same(program: ProgramCommand, rank: int) -> ProgramCommand:
     return program
 
 

@@ -27,7 +27,7 @@ from pullback.check.ranks.commands import (
     Forward,
     GivenByRank,
     MeasureCommand,
-    Program,
+    ProgramCommand,
     PullCommand,
     Pulled,
     Ran,
@@ -115,7 +115,7 @@ class Rank:
             return self._swept(command, watched)
         if isinstance(command, Wrap):
             return self._wrapped(command)
-        if isinstance(command, Program):
+        if isinstance(command, ProgramCommand):
             return self._ran(command)
         return self._pulled(command, watched)
 
@@ -234,7 +234,7 @@ class Rank:
     def _is_given_away(self, position: int) -> bool:
         return self._through_clone or self.job.target.intent.is_donated(self._names[position])
 
-    def _ran(self, command: Program) -> Ran:
+    def _ran(self, command: ProgramCommand) -> Ran:
         target = self.job.target
         thing = target.function if target.is_function else target.thing
         space: dict[str, Any] = {"torch": torch, "dist": dist, "rank": self.number}
@@ -248,7 +248,9 @@ class Rank:
                 if "is_right" not in space:  # it is the function's
                     raise
                 has_failed = True
-        return Ran(has_failed, float(space["expected"]), float(space["got"]))
+        found = Ran(has_failed, float(space["expected"]), float(space["got"]))
+        space.clear()  # its functions hold it, and it holds groups: see `existing`
+        return found
 
     def _wrapped(self, command: Wrap) -> Pulled:
         example = self._at(command.point)

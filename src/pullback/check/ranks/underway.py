@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.function.slots import op_schema
 from pullback.judge.example import tensors_in
 
 # Operators that ask a tensor for its shape, and for none of its numbers.
@@ -36,7 +37,7 @@ def underway(written: Iterable[Tensor], sent: Iterable[Tensor]) -> Underway:
 
 def too_early(func: Any, args: Sequence[Any], kwargs: Any, collective: Underway) -> str:
     """What an operator does with the memory of a collective: "reads" or "writes"; or nothing."""
-    schema = func._schema
+    schema = op_schema(func)
     name = func.name().partition("::")[2].partition(".")[0]
     if name.endswith(_OF_SHAPE):
         return ""

@@ -255,7 +255,7 @@ def contexts(
     """What shows a finding: with short numbers where values do not matter, then as it is."""
     others: list[ReproContext] = []
     for variant, codes in _spellable(example, is_free=finding.rule.group != "domain"):
-        found = _scene(subject, finding, variant, call, codes)
+        found = _context_of(subject, finding, variant, call, codes)
         if found is not None:
             yield found
             others += [replace(found, draw=draw) for draw in range(1, DRAWS)]
@@ -269,7 +269,7 @@ def context_at(context: ReproContext, example: Example) -> ReproContext:
     return replace(context, example=example, run=run, codes={})
 
 
-def _scene(
+def _context_of(
     subject: Subject, finding: Finding, example: Example, call: str, codes: dict[int, str]
 ) -> ReproContext | None:
     needed, about = tuple(sorted(example.needs)), finding.about

@@ -105,7 +105,7 @@ def of_number(context: ReproContext) -> Repro | str:
     return Repro(text, of_mismatch(mismatch))
 
 
-def as_told(context: ReproContext) -> str:
+def as_reported(context: ReproContext) -> str:
     """The gradient against what the finding says, where the call gives what the finding got."""
     want, have = (_real(fact) for fact in (context.about.expected, context.about.got))
     name = context.names[context.position] if context.name else ""

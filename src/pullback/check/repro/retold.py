@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Gradient, Number, at_worst, numbers
+from pullback.check.facts import Gradient, Number, at_worst, numbers, sheet_of
 from pullback.check.finding import Finding
 from pullback.check.repro.context import ReproContext, Retell
 from pullback.judge.mismatch import Mismatch, index_of
@@ -29,7 +29,8 @@ def of_mismatch(shown: Mismatch) -> Retell:
             return finding
         if expected.rest or got.rest:
             return finding
-        return finding.retold(at_worst(shown).then(at.rest), *numbers(shown.expected, shown.got))
+        found = finding.retold(at_worst(shown).then(at.rest), *numbers(shown.expected, shown.got))
+        return replace(found, about=replace(found.about, sheet=sheet_of(shown)))
 
     return retell
 
@@ -39,7 +40,7 @@ def of_change(what: str) -> Retell:
 
     def retell(finding: Finding, made: dict[str, Any]) -> Finding:
         before = made.get("before")
-        return _told(finding, before, eval(what, made)) if before is not None else finding
+        return _with_numbers(finding, before, eval(what, made)) if before is not None else finding
 
     return retell
 
@@ -75,12 +76,16 @@ def of_gradients(context: ReproContext, *, with_outputs: bool = False) -> Retell
             return finding
         if got.shape != expected.shape or not got.numel():
             return finding
-        return _told(finding, expected, got) if _is_about(context, got, with_outputs) else finding
+        return (
+            _with_numbers(finding, expected, got)
+            if _is_about(context, got, with_outputs)
+            else finding
+        )
 
     return retell
 
 
-def _told(finding: Finding, expected: Tensor, got: Tensor) -> Finding:
+def _with_numbers(finding: Finding, expected: Tensor, got: Tensor) -> Finding:
     """The finding with the numbers at the worst entry of `got`."""
     at, old, new = finding.about.at, finding.about.expected, finding.about.got
     if at is None or not isinstance(old, Number) or not isinstance(new, Number):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pullback.check.finding import Finding
 from pullback.check.registered import KNOWN
 from pullback.check.repro.context import Form, Repro, ReproContext, contexts
-from pullback.check.repro.gradients import against_slope, along, as_told, of_number
+from pullback.check.repro.gradients import against_slope, along, as_reported, of_number
 from pullback.check.repro.modes import frozen, raises
 from pullback.check.repro.naming import with_names
 from pullback.check.repro.retold import of_gradients
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pullback.check.subject import Subject
 
 # The forms of a rule that has none of its own.
-USUAL: Sequence[Form] = (against_slope, of_number, along, as_told)
+USUAL: Sequence[Form] = (against_slope, of_number, along, as_reported)
 
 # Where something is raised: by an ordinary call, or by one without grad; then the rule's own forms.
 RAISING: Sequence[Form] = (raises, frozen)

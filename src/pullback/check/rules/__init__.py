@@ -19,7 +19,7 @@ from functools import cache
 from types import ModuleType
 
 from pullback.check import crash
-from pullback.check.finding import PROFILES, Rule
+from pullback.check.finding import PROFILES
 from pullback.check.registered import Registered as Registered
 from pullback.check.registered import registered, third_party
 from pullback.errors import RuleNameError
@@ -62,7 +62,7 @@ def selected(
     """The rules to try: those of the profile, or those selected; less those allowed to fail.
 
     Names, codes and groups all count: `wrong-gradient`, `G101`, `gradient`. `among` are those there
-    are, where they are others than those of a check in one process.
+    are, where they are others than those of a check in one process; other rules may be named, too.
     """
     if profile not in PROFILES:
         raise RuleNameError(
@@ -70,36 +70,49 @@ def selected(
             expected=", ".join(PROFILES),
             got=repr(profile),
         )
+    require_known((*select, *allow))
     rules = all_rules() if among is None else among
-    for word in (*select, *allow):
-        if not any(_answers(r.rule, word) for r in rules):
-            raise RuleNameError(
-                f"`{word}` must be the name, code or group of a rule",
-                expected=_meant(word, rules),
-                fix="`pullback explain` lists the rules",
-            )
     reach = PROFILES[: PROFILES.index(profile) + 1]
     chosen = [
         r
         for r in rules
-        if (any(_answers(r.rule, word) for word in select) if select else r.rule.profile in reach)
-        and not any(_answers(r.rule, word) for word in allow)
+        if (r.rule.is_called(*select) if select else r.rule.profile in reach)
+        and not r.rule.is_called(*allow)
     ]
-    if not chosen:
+    if chosen:
+        return tuple(chosen)
+    if any(r.rule.is_called(*select) for r in rules) or not select:
         raise RuleNameError(
             "`allow` must leave a rule to try",
             expected=f"one of {', '.join(select) or 'those of the profile'} that is not allowed",
             got=f"allow: {', '.join(allow)}",
         )
-    return tuple(chosen)
+    raise RuleNameError(
+        "`select` must name a rule that can be tried here",
+        expected=f"a group ({_groups(rules)}), or a rule of one",
+        got=f"select: {', '.join(select)}",
+        fix="some rules are for models alone, or for ranks: `pullback explain` lists them",
+    )
+
+
+def require_known(words: Sequence[str]) -> None:
+    """Raise `RuleNameError` unless each of these is a name, a code or a group of rules."""
+    rules = explained() if words else ()
+    for word in words:
+        if not any(one.rule.is_called(word) for one in rules):
+            raise RuleNameError(
+                f"`{word}` must be the name, code or group of a rule",
+                expected=_meant(word, rules),
+                fix="`pullback explain` lists the rules",
+            )
 
 
 def _meant(word: str, rules: Sequence[Registered]) -> str:
     """The names that are like `word`, else the groups."""
-    groups = sorted({r.rule.group for r in rules})
-    near = get_close_matches(word, [*groups, *(r.rule.name for r in rules)], 3)
-    return " or ".join(near) if near else f"a group ({', '.join(groups)}), or a rule"
+    names = [name for r in rules for name in (r.rule.group, r.rule.name)]
+    near = get_close_matches(word, dict.fromkeys(names), 3)
+    return " or ".join(near) if near else f"a group ({_groups(rules)}), or a rule"
 
 
-def _answers(rule: Rule, word: str) -> bool:
-    return word in (rule.code, rule.name, rule.group)
+def _groups(rules: Sequence[Registered]) -> str:
+    return ", ".join(sorted({r.rule.group for r in rules}))

@@ -77,9 +77,9 @@ class PythonWriter(TensorsInSight):
 
     inlined: dict[fx.Node, Expression]
 
-    def arg(self, arg: Any, level: int = COMPARED) -> str:
-        """The text of an argument, as an operand at `level`."""
-        return self.expression(arg).within(level)
+    def arg(self, arg: Any) -> str:
+        """The text of an argument, as it stands alone."""
+        return self.expression(arg).text
 
     def expression(self, arg: Any) -> Expression:
         """The expression for an argument of a node."""

@@ -46,11 +46,13 @@ def drawn_graph(
     """The graph of what pullback made, of a Function as it is written, a program, module or plan.
 
     Examples may be left out for what was made with some. `save` is what is kept for backward, as in
-    `derive`; by default that of what was made, and "auto" for others.
+    `derive`; by default that of what was made or planned, and "auto" for others.
     """
     groups: tuple[tuple[int, ...], ...] = ()
     if isinstance(target, Plan):
-        groups = tuple(tuple(group) for group in target.evidence.sized[-1].chosen.groups)
+        chosen = target.evidence.sized[-1].chosen
+        groups = tuple(tuple(group) for group in chosen.groups)
+        save = chosen.save or None if save is None else save
         target = target.program
     name = getattr(target, "__name__", type(target).__name__)
     if is_derived(target):
@@ -216,7 +218,7 @@ def _readers(node: fx.Node, parts: Parts) -> list[fx.Node]:
 def _facts(
     parts: Parts, policy: str | int, recipe: Recipe, drawn: Sequence[DrawnNode]
 ) -> list[tuple[str, str]]:
-    """What is told of the whole."""
+    """What is said of the whole."""
     cut = parts.cut
     kinds = [node.kind for node in drawn]
     return [

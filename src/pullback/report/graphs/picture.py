@@ -39,7 +39,7 @@ class DrawnGraph:
     """A graph: nodes in an order that runs, and edges by their numbers.
 
     `units` are the names of the user's calls, `groups` the numbers of units that share a node.
-    `facts` are what is told of the whole, label by label.
+    `facts` are what is said of the whole, label by label.
     """
 
     name: str

@@ -15,7 +15,7 @@ MOST = 200  # rows that are printed
 
 
 def graph_table(graph: DrawnGraph) -> str:
-    """The nodes in order, a row each, and what is told of the whole."""
+    """The nodes in order, a row each, and what is said of the whole."""
     table = Table(box=None, pad_edge=False, header_style="")
     for title in ("value", "op", "pass", "call", "line", "bytes", "time", "is"):
         table.add_column(title, justify="right" if title in ("bytes", "time") else "left")

@@ -44,6 +44,20 @@ class InForward(Careful):
         return g * dx, g * dw
 
 
+class Recomputed(Function):
+    """The weight is a constant to it, and the product is made twice to save memory."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return (x @ w).tanh()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return (g * (1 - (x @ w).tanh() ** 2)) @ w.t(), None
+
+
 class FixedPoint(Function):
     """One product more for the gradient of `w`, next to very many that are needed anyway."""
 
@@ -109,7 +123,13 @@ def made_op(name, backward):
     return product
 
 
+def constant():
+    return normal(4, 5, seed=1).detach()
+
+
 SOUND = {
+    "constant to the function": (Recomputed, lambda: (normal(3, 4), constant())),
+    "careful of a constant": (Careful, lambda: (normal(3, 4), constant())),
     "careful op": (
         made_op("careful", Careful.backward),
         lambda: (normal(3, 4), normal(4, 5, seed=1)),
@@ -124,6 +144,7 @@ SOUND = {
     "pointwise": (Product, lambda: (normal(4), normal(4, seed=1))),
 }
 PLANTED = {
+    "constant of the example": (Careless, lambda: (normal(3, 4), constant()), "with `w` frozen"),
     "careless op": (
         made_op("careless", Careless.backward),
         lambda: (normal(3, 4), normal(4, 5, seed=1)),

@@ -13,7 +13,67 @@ def shared(x, grad):
     return grad[..., None] * tied / tied.sum(-1, keepdim=True)
 
 
+class Eigen(torch.autograd.Function):
+    """Eigenvalues and eigenvectors of a symmetric matrix, with a guard where two are equal."""
+
+    @staticmethod
+    def forward(ctx, a):
+        values, vectors = torch.linalg.eigh((a + a.mT) / 2)
+        ctx.save_for_backward(values, vectors)
+        return values, vectors
+
+    @staticmethod
+    def inverse(gap):
+        return torch.where(gap == 0, 0.0, 1 / torch.where(gap == 0, 1.0, gap))
+
+    @classmethod
+    def of(cls, ctx, g, h):
+        values, vectors = ctx.saved_tensors
+        inner = cls.inverse(values - values[:, None]) * (vectors.mT @ h)
+        inner = vectors @ (torch.diag(g) + inner) @ vectors.mT
+        return (inner + inner.mT) / 2
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return Eigen.of(ctx, g, h)
+
+
+class UnguardedEigen(Eigen):
+    """0 times infinity where only the eigenvalues are used."""
+
+    @staticmethod
+    def inverse(gap):
+        return 1 / gap.masked_fill(torch.eye(len(gap), dtype=torch.bool), torch.inf)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return UnguardedEigen.of(ctx, g, h)
+
+
+def matrix():
+    root = normal(3, 3).detach()
+    return (root + root.mT).requires_grad_()
+
+
+def capped(x):
+    """The nearest shares of at most 1 that sum to 2, by bisection."""
+    low, high = x.amin(-1, keepdim=True) - 1, x.amax(-1, keepdim=True)
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_much = (x - middle).clamp(0, 1).sum(-1, keepdim=True) > 2
+        low, high = torch.where(is_much, middle, low), torch.where(is_much, high, middle)
+    return (x - (low + high) / 2).clamp(0, 1)
+
+
+def capped_back(x, g):
+    y = capped(x)
+    free = ((y > 0) & (y < 1)).to(g)
+    return free * (g - (g * free).sum(-1, keepdim=True) / free.sum(-1, keepdim=True).clamp(min=1))
+
+
 SOUND = {
+    "bisection": (variadic(capped, capped_back), lambda: (normal(3, 6),)),
+    "eigenvalues": (Eigen, lambda: (matrix(),)),
     "shared": (variadic(lambda x: x.amax(-1), shared), lambda: (normal(4, 5),)),
     "first": (
         variadic(
@@ -36,6 +96,7 @@ def without_guard(x, g):
 
 
 PLANTED = {
+    "eigenvalues": (UnguardedEigen, lambda: (matrix(),), "with only output 0 used"),
     "points that coincide": (
         variadic(distances, without_guard),
         lambda: (normal(5, 3),),

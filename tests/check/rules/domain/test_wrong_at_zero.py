@@ -40,7 +40,20 @@ def unit_backward(x, grad, least=1e-8):
     return (grad - y * inner) / n
 
 
+def normalised(x):
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+
+
+def along(g, x, unit):
+    norm = x.norm(dim=-1, keepdim=True)
+    return (g - unit * (g * unit).sum(-1, keepdim=True)) / norm.clamp(min=1e-12)
+
+
 SOUND = {
+    "row of zeros": (
+        variadic(normalised, lambda x, g: along(g, x, normalised(x))),
+        lambda: (normal(3, 4),),
+    ),
     "guarded in both": (variadic(unit, unit_backward), lambda: (normal(4, 5),)),
     "masked, chosen after the division": (
         variadic(masked_log, lambda x, m, g: (torch.where(m > 0, g / x, 0.0), None)),
@@ -61,6 +74,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "row of zeros": (
+        variadic(normalised, lambda x, g: along(g, x, x / x.norm(dim=-1, keepdim=True))),
+        lambda: (normal(3, 4),),
+        "gradient of `args[0]`",
+    ),
     "wrong, and not finite at zero": (
         variadic(torch.sinc, lambda x, g: 0.9 * g * ((torch.pi * x).cos() - torch.sinc(x)) / x),
         lambda: (normal(4, 5),),

@@ -24,6 +24,10 @@ def saturated(q, k, v, g):
 
 
 SOUND = {
+    "beyond all numbers that are used": (
+        variadic(lambda x: x**27, lambda x, g: 27 * g * x**243 / x**217),
+        lambda: ((normal(4).detach().abs() + 0.5).requires_grad_(),),
+    ),
     "attention": (
         variadic(lambda q, k, v: (q @ k.mT / 2).softmax(-1) @ v, saturated),
         lambda: (normal(2, 5, 4), normal(2, 5, 4, seed=1), normal(2, 5, 4, seed=2)),

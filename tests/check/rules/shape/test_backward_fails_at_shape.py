@@ -25,7 +25,23 @@ def softmax_backward(x, g):
     return (y * (g - (g * y).sum(-1, keepdim=True))).reshape(x.shape)
 
 
+def three_columns(x):
+    """A forward that takes more columns by accident."""
+    n = x.norm(dim=-1)
+    return torch.stack([x[..., 0] + n, x[..., 1] * n, x[..., 2]], -1)
+
+
+def three_back(x, g):
+    """The gradient of three columns."""
+    n = x.norm(dim=-1)
+    along = (g[..., 0] + g[..., 1] * x[..., 1]) / n
+    first = g[..., 0] + along * x[..., 0]
+    second = g[..., 1] * n + along * x[..., 1]
+    return torch.stack([first, second, g[..., 2] + along * x[..., 2]], -1)
+
+
 SOUND = {
+    "three columns": (variadic(three_columns, three_back), lambda: (normal(4, 3),)),
     "one matrix": (
         variadic(lambda x: x.mT @ x, lambda x, g: x @ (g + g.t())),
         lambda: (normal(5, 4),),

@@ -47,11 +47,36 @@ def labelled():
     return normal(5, 4), torch.tensor([0, 1, 3, 2, 0])
 
 
+def shares(x, group, count):
+    """The exponentials of each group, as shares of their sum."""
+    e = x.exp()
+    return e / x.new_zeros(count).index_add(0, group, e)[group]
+
+
+def by_group(x, group, count, grad):
+    """What each group loses, by its own sum."""
+    y = shares(x, group, count)
+    sums = x.new_zeros(count).index_add(0, group, grad * y)
+    return y * (grad - sums[group]), None, None
+
+
+def by_all(x, group, count, grad):
+    """The same for one group."""
+    y = shares(x, group, count)
+    return y * (grad - (grad * y).sum()), None, None
+
+
+def one_group():
+    return normal(4), torch.zeros(4, dtype=torch.long), 1
+
+
 SOUND = {
+    "groups": (variadic(shares, by_group), one_group),
     "added": (variadic(lambda table, index: table[index], added), inputs),
     "mean over what counts": (variadic(loss, mean_over_shown), labelled),
 }
 PLANTED = {
+    "one group": (variadic(shares, by_all), one_group, "gradient of `args[0]`"),
     "ignored labels counted": (variadic(loss, mean_over_all), labelled, "gradient of `args[0]`"),
     "assigned": (variadic(lambda t, i: t[i], assigned), inputs, "gradient of `args[0]`"),
 }

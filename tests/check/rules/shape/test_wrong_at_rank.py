@@ -7,7 +7,26 @@ from tests.check.subjects import check_of, missed_by_gradcheck, normal, rule_tes
 check = check_of("wrong-at-rank")
 
 
+class Scaled(torch.autograd.Function):
+    """Several tensors times one number."""
+
+    @staticmethod
+    def forward(ctx, scale, *tensors):
+        ctx.save_for_backward(scale, *tensors)
+        return tuple(scale * tensor for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        scale, *tensors = ctx.saved_tensors
+        total = sum((g * t).sum() for g, t in zip(grads, tensors, strict=True))
+        return (total + torch.zeros_like(scale), *(g * scale for g in grads))
+
+
 SOUND = {
+    "number beside tensors": (
+        Scaled,
+        lambda: (normal(), normal(2, 3, seed=1), normal(4, seed=2), normal(1, 2, 2, seed=3)),
+    ),
     "mean of a batch": (
         variadic(
             lambda x, y: torch.nn.functional.cross_entropy(x, y),
@@ -31,6 +50,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "as large a batch": (
+        variadic(lambda a: torch.linalg.slogdet(a)[1], lambda a, g: g * torch.linalg.inv(a).mT),
+        lambda: (normal(3, 3),),
+        "gradient of `args[0]`",
+    ),
     "softmax along dimension 1": (
         variadic(
             lambda x: x.softmax(-1),

@@ -51,9 +51,37 @@ def restored(g, x):
         return 2 * x * g + 0 * torch.rand_like(g)
 
 
+class Redrawn(Function):
+    """Drops what it likes in forward, and anew in backward."""
+
+    @staticmethod
+    def forward(ctx, x, p=0.0):
+        ctx.p = p
+        return torch.nn.functional.dropout(x, p, p > 0)
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.nn.functional.dropout(g, ctx.p, ctx.p > 0), None
+
+
+class Kept(Redrawn):
+    """Keeps what it has drawn."""
+
+    @staticmethod
+    def forward(ctx, x, p=0.0):
+        mask = torch.nn.functional.dropout(torch.ones_like(x), p, p > 0)
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None
+
+
 SQUARE = lambda x: x * x  # noqa: E731
 
 SOUND = {
+    "dropout of zero": (Kept, (X,)),
     "drawn in forward": (Dropout, (X,)),
     "restored": (made(SQUARE, restored), (X,)),
     "counts": (Counts, (X,)),
@@ -66,6 +94,7 @@ SOUND = {
 }
 
 PLANTED = {
+    "dropout of zero": (Redrawn, (X,), "gradient of `x`"),
     "mask": (made(SQUARE, lambda g, x: 2 * x * g * (torch.rand_like(g) > 0.5)), (X,), "of `x`"),
     "for nothing": (made(SQUARE, lambda g, x: 2 * x * g + 0 * torch.rand_like(g)), (X,), "PyTorch"),
     "python": (made(SQUARE, lambda g, x: 2 * x * g * random.random()), (X,), "gradient of `x`"),

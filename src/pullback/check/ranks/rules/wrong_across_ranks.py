@@ -57,7 +57,7 @@ def _diagnoses(joint: Joint, judged: Judged) -> list[tuple[Rows, Diagnosis]]:
 def _rank(judged: Judged, told: list[tuple[Rows, Diagnosis]]) -> tuple[int, int, int]:
     """How well an assignment explains what is wrong: few gradients, by faults that are known."""
     unknown = sum(d.fault is RankFault.UNKNOWN for _, d in told)
-    vague = sum(d.fault is RankFault.DIFFERENT for _, d in told)
+    vague = sum(d.fault is RankFault.DIFFERENT or not d.words for _, d in told)
     return unknown, len(told), vague
 
 

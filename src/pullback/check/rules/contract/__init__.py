@@ -1,1 +1,1 @@
-"""What PyTorch asks of a Function, and what it mends in silence."""
+"""What PyTorch asks of a Function, and what it repairs in silence."""

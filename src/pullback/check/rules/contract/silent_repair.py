@@ -39,7 +39,7 @@ RULE = Rule("K802", "silent-repair", "contract", Severity.WASTEFUL, "quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
-    """Yield one finding per gradient that the engine mends."""
+    """Yield one finding per gradient that the engine repairs."""
     seen: set[str] = set()
     for example in (subject.base, subject.given):
         spy = spy_on(subject.target)
@@ -58,8 +58,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             ):
                 if not isinstance(gradient, Tensor) or not isinstance(arg, Tensor):
                     continue
-                mended = _mended(gradient, arg)
-                if mended and name not in seen and arg.requires_grad:
+                repaired = _repaired(gradient, arg)
+                if repaired and name not in seen and arg.requires_grad:
                     seen.add(name)
                     loses = _loses_digits(gradient, arg, called.outputs)
                     yield subject.finding(
@@ -67,10 +67,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                         example=example,
                         severity=Severity.WRONG if loses else Severity.WASTEFUL,
                         at=At(Gradient(name), rest=", as backward returns it"),
-                        expected=mended.must,
-                        got=mended.got,
-                        detail=mended.how,
-                        fix=mended.fix,
+                        expected=repaired.must,
+                        got=repaired.got,
+                        detail=repaired.how,
+                        fix=repaired.fix,
                     )
 
 
@@ -82,8 +82,8 @@ class Repair(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What the engine has to mend: what it must be, what it is, and how to do it oneself."""
+class Repaired:
+    """What the engine has to repair: what it must be, what it is, and how to do it oneself."""
 
     how: Repair
     must: str
@@ -91,16 +91,16 @@ class Mended:
     fix: str
 
 
-def _mended(gradient: Tensor, arg: Tensor) -> Mended | None:
+def _repaired(gradient: Tensor, arg: Tensor) -> Repaired | None:
     if gradient.numel() != arg.numel():
-        return Mended(
+        return Repaired(
             Repair.SUM,
             f"shape {list(arg.shape)}",
             f"shape {list(gradient.shape)}, which the engine sums",
             "sum over the broadcast dimensions in backward: g.sum_to_size(x.shape)",
         )
     if gradient.dtype != arg.dtype and gradient.is_complex() == arg.is_complex():
-        return Mended(
+        return Repaired(
             Repair.CAST,
             f"{arg.dtype}",
             f"{gradient.dtype}, which the engine casts",
@@ -118,7 +118,7 @@ def _loses_digits(gradient: Tensor, arg: Tensor, outputs: Sequence[Tensor]) -> b
 
 
 def _returned(context: ReproContext) -> str:
-    """What backward itself returns, before the engine mends it."""
+    """What backward itself returns, before the engine repairs it."""
     if not context.name or not context.subject.target.is_function or not context.used:
         return ""
     name = context.names[context.position]

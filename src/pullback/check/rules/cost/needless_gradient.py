@@ -1,9 +1,9 @@
 """A gradient that nobody asked for must not be computed.
 
 What it checks
-    For each input that can be frozen: where autograd over forward saves a good part of its products
-    of matrices and convolutions, the function must not do as many as before, nor write as many
-    numbers.
+    For each input that can be frozen, or is in the example: where autograd over forward saves a
+    good part of its products of matrices and convolutions, the function must not do as many as
+    with that input's gradient, nor write as many numbers.
 
 Why it matters
     Fine-tuning freezes most weights. A backward that does not look at `ctx.needs_input_grad` pays
@@ -45,42 +45,52 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
         yield Skip.refused(RULE, raised=subject.fails_at_base)
         return
-    if len(needs) < 2:
-        yield Skip(RULE, "fewer than two inputs require grad")
+    others = frozenset(subject.small.differentiable) - needs
+    if len(needs | others) < 2 or not needs:
+        yield Skip(RULE, "fewer than two inputs can require grad")
         return
+    try:
+        yield from _wasteful(subject, needs, sorted(needs) if len(needs) > 1 else [])
+        for frozen in sorted(others):
+            if subject.pull(subject.small, needs=needs | {frozen})[subject.names[frozen]] is None:
+                continue  # it is a constant to the function, too
+            yield from _wasteful(subject, needs | {frozen}, [frozen])
+    except CallError as refusal:
+        yield Skip.refused(RULE, "not every subset of the inputs is accepted", refusal.raised)
+
+
+def _wasteful(subject: Subject, needs: frozenset[int], candidates: list[int]) -> Iterator[Finding]:
+    """One finding per candidate whose gradient is computed where only the rest of `needs` has."""
     call = subject.target.call
     body = body_of(subject.target.thing) if subject.target.is_op else None
     plain = body or subject.reference.program
-    try:
-        everything, late, numbers = _products(subject, call, needs)
-        if not late and subject.target.is_once_differentiable:
-            return  # by design: the gradients are made in forward, and kept as they are
-        both, usual, _ = _products(subject, plain, needs)
-        if not everything or not usual:
-            return
-        for frozen in sorted(needs):
-            rest = needs - {frozen}
-            now, _, written = _products(subject, call, rest)
-            least = _products(subject, plain, rest)[1]
-            is_early = everything - late > both - usual
-            if not is_early and written <= numbers - subject.small.args[frozen].numel():
-                continue  # its gradient is made by other operators, and no longer made
-            if now < SAME * everything or least > SAVED * usual:
-                continue
-            forward = everything - late if body else both - usual  # an op hides what it runs
-            if _wasted(now, least, usual, forward) < WASTE * now:
-                continue  # what PyTorch saves there, this function never did
-            yield subject.finding(
-                RULE,
-                example=subject.small,
-                at=f"multiplications of products, with `{subject.names[frozen]}` frozen",
-                expected=f"about {now - min(usual - least, now)}, as PyTorch saves there",
-                got=f"{now}",
-                remedy=subject.names[frozen],
-                fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
-            )
-    except CallError as refusal:
-        yield Skip.refused(RULE, "not every subset of the inputs is accepted", refusal.raised)
+    everything, late, numbers = _products(subject, call, needs)
+    if not late and subject.target.is_once_differentiable:
+        return  # by design: the gradients are made in forward, and kept as they are
+    both, usual, _ = _products(subject, plain, needs)
+    if not everything or not usual:
+        return
+    for frozen in candidates:
+        rest = needs - {frozen}
+        now, _, written = _products(subject, call, rest)
+        least = _products(subject, plain, rest)[1]
+        is_early = everything - late > both - usual
+        if not is_early and written <= numbers - subject.small.args[frozen].numel():
+            continue  # its gradient is made by other operators, and no longer made
+        if now < SAME * everything or least > SAVED * usual:
+            continue
+        forward = everything - late if body else both - usual  # an op hides what it runs
+        if _wasted(now, least, usual, forward) < WASTE * now:
+            continue  # what PyTorch saves there, this function never did
+        yield subject.finding(
+            RULE,
+            example=subject.small,
+            at=f"multiplications of products, with `{subject.names[frozen]}` frozen",
+            expected=f"about {now - min(usual - least, now)}, as PyTorch saves there",
+            got=f"{now}",
+            remedy=subject.names[frozen],
+            fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
+        )
 
 
 def _wasted(now: int, least: int, usual: int, forward: int) -> int:

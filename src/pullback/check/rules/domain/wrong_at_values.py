@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from pullback.check.behaved import approximates
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.arguments import Variant, masks_of
 from pullback.check.inputs.domains import (
@@ -29,6 +31,7 @@ from pullback.check.inputs.domains import (
     changed,
     emptied,
     hidden,
+    repeated,
     tied,
 )
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
@@ -37,6 +40,8 @@ from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number,
 from pullback.check.subject import Rule, Subject
 from pullback.check.trials import Tried, TriedVariant, report_trials, trials
 from pullback.judge.example import Example
+
+OUTPUTS = 3  # that are used alone in turn
 
 
 def _at_negative(subject: Subject) -> Tried:
@@ -60,7 +65,21 @@ def _at_ties(subject: Subject) -> Tried:
     edges = value_trials(subject, "edges", changed(subject.small, EDGES), ties=True)
     fix = "share the gradient among the tied elements, or give it to one of them"
     guard = "guard what is not finite where entries are equal, as forward does"
+    if any(trial.mismatches for trial in (*found, *edges)) and approximates(subject):
+        return  # where a solver ends at a tie is decided by its last digits
     yield from _by_kind(by_ties(subject, [*found, *edges]), fix, guard)
+    yield from _by_kind(by_ties(subject, _at_repeated(subject)), fix, guard)
+
+
+def _at_repeated(subject: Subject) -> Iterator[TriedVariant]:
+    """Trials at equal eigenvalues, also of each of several outputs alone: of eigenvectors nothing
+    can be asked there, and of eigenvalues it can.
+    """
+    yield from value_trials(subject, "repeated", repeated(subject.small))
+    live = subject.run(subject.small).live
+    for k in live[:OUTPUTS] if len(live) > 1 else ():
+        variants = repeated(subject.small)
+        yield from value_trials(subject, f"repeated, output {k}", variants, used=(k,))
 
 
 def _by_kind(found: Iterable[TriedVariant], fix: str, guard: str) -> Tried:
@@ -142,7 +161,18 @@ def _is_by_entry(subject: Subject) -> bool:
 def _at_arguments(subject: Subject) -> Tried:
     variants = subject.other_arguments()
     fix = "let backward depend on the argument as forward does"
-    yield trials(subject, "arguments", variants), fix
+    for trial in trials(subject, "arguments", variants):
+        if trial.example.kind is Variant.NOTHING:  # a temperature of 0 is a limit
+            finite = tuple(m for m in trial.mismatches if is_finite_number(m.got))
+            trial = replace(trial, mismatches=finite, failure=None)
+        if not _gives_none(subject, trial):
+            yield [trial], fix
+
+
+def _gives_none(subject: Subject, trial: TriedVariant) -> bool:
+    """Whether no input gets a gradient: a switch that says that none is wanted."""
+    missing = [m for m in trial.mismatches if m.got is None]
+    return bool(missing) and len(missing) == len(subject.small.needs)
 
 
 def _at_infinity(subject: Subject) -> Tried:
@@ -238,9 +268,10 @@ Cannot see
 Gradients must add up to the slope of forward where inputs are tied.
 
 What it checks
-    Equal values within rows and between inputs. One element of a tie may get everything, or all of
-    them a share; but where the tied elements move together and forward is smooth, the gradients add
-    up to its slope. What is wrong next to the tie too is none of a tie's.
+    Equal values within rows and between inputs, and square matrices with equal eigenvalues. One
+    element of a tie may get everything, or all of them a share; but where the tied elements move
+    together and forward is smooth, the gradients add up to its slope. What is wrong next to the tie
+    too is none of a tie's.
 
 Why it matters
     `x == x.max()` gives every one of the tied elements the full gradient, `a < b` none of them.
@@ -371,8 +402,9 @@ Cannot see
 Gradients must be right for other values of the arguments beside the tensors.
 
 What it checks
-    Each number halved, doubled, one more and one less, dimensions counted from either end, switches
-    turned, `reduction` as mean, sum and none, masks with zeros in them: what forward accepts.
+    Each number halved, doubled, 0, one more and one less, or None where it may be left out,
+    dimensions counted from either end, switches turned, `reduction` as mean, sum and none, masks
+    with zeros in them: what forward accepts.
 
 Why it matters
     An option is tried with one value. A mean divides by the length where it should divide by the

@@ -82,14 +82,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if not _is_steady(subject, plain, first):
         yield Skip(RULE, "two runs with one and the same cotangent differ")
         return
-    told_of: set[str | None] = set()
+    reported: set[str | None] = set()
     for output, label, given in each(_variants(plain), subject):
         want = first
         if is_expanded(label):
             want = subject.run(subject.small_given).pull(
                 [None if c is None else dense(c) for c in given]
             )
-        yield from _compared(subject, output, label, given, want, told_of)
+        yield from _compared(subject, output, label, given, want, reported)
 
 
 def _variants(plain: Cotangents) -> Iterator[tuple[int, str, list[Tensor | None]]]:
@@ -114,7 +114,7 @@ def _compared(
     label: str,
     given: Cotangents,
     want: dict[str, Tensor | None],
-    told_of: set[str | None],
+    reported: set[str | None],
 ) -> Iterator[Finding]:
     example = subject.small_given
     run = subject.run(example)
@@ -123,8 +123,8 @@ def _compared(
     try:
         have = run.pull(given)
     except BackwardFailedError as failure:
-        if None not in told_of and not _is_foreign(label, failure):
-            told_of.add(None)
+        if None not in reported and not _is_foreign(label, failure):
+            reported.add(None)
             yield subject.finding(
                 RULE,
                 at=f"backward, for a cotangent {which}that is {label}",
@@ -138,9 +138,9 @@ def _compared(
             )
         return
     for name, got in have.items():
-        if name in told_of or is_close(got, want[name]):
+        if name in reported or is_close(got, want[name]):
             continue
-        told_of.add(name)
+        reported.add(name)
         yield subject.finding(
             RULE,
             inputs=inputs,

@@ -92,11 +92,11 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if _is_random(subject):
         yield Skip(RULE, "forward draws random numbers, in the order of memory")
         return
-    told_of: set[Value | None] = set()
+    reported: set[Value | None] = set()
     for label, positions, variant, plain in each(_variants(start), subject):
         want = _result(subject, plain) if is_expanded(label) else once
         if not want.raised:
-            yield from _compared(subject, label, positions, variant, plain, want, told_of)
+            yield from _compared(subject, label, positions, variant, plain, want, reported)
 
 
 def _variants(start: Example) -> Iterator[tuple[str, tuple[int, ...], Example, Example]]:
@@ -128,7 +128,7 @@ def _compared(
     variant: Example,
     plain: Example,
     want: CallResult,
-    told_of: set[Value | None],
+    reported: set[Value | None],
 ) -> Iterator[Finding]:
     have = _result(subject, variant)
     if have.refusal and not any(text in have.refusal.text for text in ACCIDENTS):
@@ -140,8 +140,8 @@ def _compared(
         return  # PyTorch's own `median` is wrong for stride 0 (2.13)
     who = f"{subject.names_at(positions)} {label}"
     if have.raised:
-        if None not in told_of and not is_lazy(label):
-            told_of.add(None)
+        if None not in reported and not is_lazy(label):
+            reported.add(None)
             yield subject.finding(
                 RULE,
                 example=variant,
@@ -154,11 +154,13 @@ def _compared(
         return
     for key, got in have.values.items():
         expected = want.values.get(key)
-        if key in told_of or is_close(got, expected) or (not same and isinstance(key, Gradient)):
+        if got is not None and not can_differ(got):
+            continue  # a choice, by rounding where two are as good; gradients follow it
+        if key in reported or is_close(got, expected) or (not same and isinstance(key, Gradient)):
             continue  # gradients of another function say nothing
         if not _persists(subject, variant, plain, key):
             continue
-        told_of.add(key)
+        reported.add(key)
         yield subject.finding(RULE, example=variant, **_facts(key, got, expected, who))
 
 
@@ -232,7 +234,7 @@ def _result(subject: Subject, example: Example) -> CallResult:
 
 
 def _outputs(run: Run) -> dict[Value, Tensor | None]:
-    return {Output(i): run.outputs[i].detach().clone() for i in run.live}
+    return {Output(i): output.detach().clone() for i, output in enumerate(run.outputs)}
 
 
 def _is_random(subject: Subject) -> bool:

@@ -26,7 +26,7 @@ SCALED_COTANGENT = Rule("L203", "scaled-cotangent", "linearity", profile="quick"
 
 SCALES = (1.0, 64.0, 1 / 64)
 COARSE = 1e-3  # the share that is allowed: how exact a gradient is, other rules judge
-COARSER = 2e-2  # where the gradient is wrong at the example already, be it by its dtype
+COARSER = 2e-2  # where the gradient is wrong at the example already, if only by its dtype
 RESIDUE = 1e-6  # of the gradient for an ordinary cotangent: an iterative solver leaves some
 SIZES = (1e-8, 1e-4, 1e-2, 1e4, 1e8)
 

@@ -102,7 +102,7 @@ def _edited(context: ReproContext) -> str:
         context.done(),
         "with torch.no_grad():",
         f"    {context.code_of(context.about.detail.thing)}.mul_(0.5).add_(0.25)"
-        "  # nobody may read this by now",
+        "  # not to be read any more",
         "try:",
         f"    found = {context.pull()}",
         "except RuntimeError:",

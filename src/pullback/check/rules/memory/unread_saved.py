@@ -1,7 +1,7 @@
 """What is saved should be read.
 
 What it checks
-    Which of the saved tensors backward touches at all, be it only their shape, with every input
+    Which of the saved tensors backward touches at all, even if only their shape, with every input
     requiring grad and every output used, in a first and a second derivative. One that it does not
     touch gets other numbers: only if no gradient changes, of first or second order, it is reported.
 
@@ -121,7 +121,7 @@ class Kept:
 
 
 class Uses(TorchFunctionMode):
-    """Notes the memory of every tensor that is used in any way, be it only its shape."""
+    """Notes the memory of every tensor that is used in any way, even if only its shape."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -279,7 +279,7 @@ Cannot see
             Cause(
                 REPEATING
                 | {"gradient-aliases-input", "layout", "same-tensor-twice", "reused-buffer"},
-                "the next backward, and whoever shares that memory, sees other numbers",
+                "the next backward, and all that shares that memory, sees other numbers",
                 rank=100,
                 holds=lambda finding: finding.about.detail is not Sign.AGAIN,
                 is_partial=True,

@@ -1,1 +1,1 @@
-"""Memory that nobody wrote is not read."""
+"""Memory that was never written is not read."""

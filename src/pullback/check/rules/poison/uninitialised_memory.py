@@ -80,7 +80,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 at=At(thing, index, rest=", with fresh memory filled with NaN"),
                 expected="one number, whatever fresh memory holds",
                 got=have.then(f" where it holds NaN, {want} where it holds ones"),
-                why="an entry of a tensor made by `empty` is read or returned, and nobody wrote it",
+                why="an entry of a tensor made by `empty` is read or returned, but never written",
                 fix="make the tensor with `zeros`, or write every entry of it",
             )
             return
@@ -161,7 +161,7 @@ REPROS = (_filled,)
 EXPLAINS = (
     Cause(
         COMPARING,
-        "memory that nobody wrote holds other numbers each time",
+        "memory that was never written holds other numbers each time",
         rank=10,
         holds=_is_spoiled,  # where it only differs, an earlier call may have made the difference
     ),

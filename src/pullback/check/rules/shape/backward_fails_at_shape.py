@@ -31,6 +31,7 @@ from pullback.check.conditions import RUNS, needs
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.explaining import Cause
 from pullback.check.inputs.shapes import batches_of, fits, oblong_of, ranks_of, resized, sizes_of
+from pullback.check.retrial import COLUMNS
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import TriedVariant, trial_of, trials
 from pullback.judge.example import Example, can_differ
@@ -55,8 +56,8 @@ RULE = Rule("S305", "backward-fails-at-shape", "shape", Severity.FRAGILE, "quick
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding, for the first shape at which backward fails."""
     families = USUAL | UNUSUAL
-    is_told = any(group == RULE.group for group, _ in subject.reported)
-    if not is_told and _is_by_entry(subject):
+    is_reported = any(group == RULE.group for group, _ in subject.reported)
+    if not is_reported and _is_by_entry(subject):
         families = {**USUAL, "numbers": _numbers, **UNUSUAL}
     if not _has_batch(subject):
         families.pop("batches")
@@ -121,7 +122,16 @@ def _is_misshapen(subject: Subject, trial: TriedVariant) -> bool:
     if len(have) < len(want) and math.prod(have) == math.prod(want) and math.prod(want) > 1:
         return True
     sizes = _renamed(subject.small, trial.example)
+    if _is_by_columns(subject, have, want):
+        return False
     return any(_fails(subject, sizes, factor, more) for factor, more in LARGER) if sizes else False
+
+
+def _is_by_columns(subject: Subject, have: list[int], want: list[int]) -> bool:
+    """Whether a gradient has the few last entries of the example, each called by its number."""
+    shapes = [list(subject.small.args[i].shape) for i in subject.small.needs]
+    is_usual = have in shapes and len(have) == len(want) > 1
+    return is_usual and have[:-1] == want[:-1] and have[-1] <= COLUMNS
 
 
 def _is_baked(subject: Subject, trial: TriedVariant) -> bool:

@@ -31,6 +31,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
     differing,
+    each,
 )
 from pullback.function.isolation import RandomState
 from pullback.judge.run import Run, copies_of
@@ -73,9 +74,30 @@ def random_in_backward(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward draws, or depends on what it would draw."""
     before = RandomState(())
     try:
-        yield from _drawn(subject)
+        for one in _settings(subject):
+            found = list(_drawn(one))
+            yield from found
+            if any(isinstance(result, Finding) for result in found):
+                return
     finally:
         before.restore()
+
+
+def _settings(subject: Subject) -> Iterator[Subject]:
+    """The subject, and where it draws nothing, with the first other argument at which it does."""
+    yield subject
+    if subject.fails_at_base or draws(subject):
+        return
+    for example in each(subject.other_arguments(), subject):
+        other = Subject(subject.target, (example,), profile=subject.profile)
+        other.names = subject.names
+        try:
+            is_drawing = draws(other)
+        except Exception:  # whatever forward raises where it refuses that argument
+            continue
+        if is_drawing:
+            yield other
+            return
 
 
 @needs(RANDOM_IN_BACKWARD, RUNS, DETERMINISTIC)
@@ -317,7 +339,8 @@ RULES = (
 
 What it checks
     The generators of PyTorch, NumPy and Python have the same state after backward as before it;
-    where one has moved, whether the gradients of one graph change with its state.
+    where one has moved, whether the gradients of one graph change with its state. Where forward
+    draws nothing, also at another argument with which it does, such as a dropout of more than 0.
 
 Why it matters
     A mask drawn again in backward is not the mask of forward, so the gradient is wrong; and every

@@ -2,7 +2,7 @@
 
 What it checks
     Two calls with different inputs are made before either backward runs; the backwards run in both
-    orders, after a third forward, be it with another shape. The gradients are those of a single
+    orders, after a third forward, also one with another shape. The gradients are those of a single
     call.
 
 Why it matters
