@@ -39,10 +39,10 @@ NO_GROUP = "process group has not been initialized"  # of PyTorch, to a collecti
 # Seconds of work that all rules may take together, by profile. A rule gets a share of what is left,
 # so that those which try the most variants do not take the time of the others; and always a little,
 # by the clock or in calls of the function, so that each tries its first variants.
-TOGETHER = {"quick": 2.0, "standard": 5.0, "deep": float("inf")}
+TOGETHER = {"quick": 2.0, "standard": 3.5, "deep": float("inf")}
 SHARE = 0.25
 LEAST = 0.1
-CALLS = 8
+CALLS = 4
 
 # Every rule starts from the same random numbers, so that a function that draws in backward gets the
 # same findings each time. Not from those of forward (`isolation.SEED`): a mask that backward draws

@@ -26,10 +26,11 @@ ORDERS = ("perm", "order", "sort", "shuffl", "rank", "inverse")
 
 
 class Variant(Enum):
-    """What was done to a mask or an index tensor, where that says what a wrong gradient is."""
+    """What was done to an argument, where that says what a wrong gradient is."""
 
     EMPTY = "a mask, or a row of it, that is false everywhere"
     IGNORED = "some indices that stand for no label"
+    NOTHING = "a number that is 0"
     PADDED = "some indices that are a number among the arguments"
 
 
@@ -58,7 +59,8 @@ def arguments_of(
         if names[i] in optional and isinstance(arg, int | float):
             others.append(None)
         for value in others:
-            yield example.put(i, value, f"`{names[i]}` as {value!r}")
+            kind = Variant.NOTHING if value == 0 and value is not False else None
+            yield example.put(i, value, f"`{names[i]}` as {value!r}", kind)
 
 
 def _others(arg: Any, name: str, example: Example, words: frozenset[str]) -> Iterator[Any]:
