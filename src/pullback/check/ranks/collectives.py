@@ -234,16 +234,16 @@ def install() -> Callable[[], None]:
     """Replace the methods of groups and of handles; what comes back puts them back."""
     kept: list[tuple[Any, str, Any]] = []
 
-    def replaced(owner: Any, method: str, by: Callable[[Any], Any]) -> None:
+    def keep(owner: Any, method: str) -> Any:
         kept.append((owner, method, vars(owner)[method]))  # what `getattr` gives is no method
-        setattr(owner, method, by(getattr(owner, method)))
+        return getattr(owner, method)
 
     for method, (name, written) in METHODS.items():
         if hasattr(dist.ProcessGroup, method):
-            seen = functools.partial(_seen, name=name, written=written, method=method)
-            replaced(dist.ProcessGroup, method, seen)
+            original = keep(dist.ProcessGroup, method)
+            setattr(dist.ProcessGroup, method, _seen(original, name, written, method))
     for method in WAITS:
-        replaced(dist.Work, method, _awaited)
+        setattr(dist.Work, method, _awaited(keep(dist.Work, method)))
 
     def put_back() -> None:
         for owner, method, original in kept:
