@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import pullback as pb
 from benchmarks.faults.ranks import branches, layers, meshes, planted
@@ -253,3 +255,39 @@ def test_work_beside_a_collective_is_no_fault(name):
     case = BRANCHES[name]
 
     assert pb.check(case.target, case.inputs, ranks=2, select=("unwaited-handle",)).ok
+
+
+def of_mesh():
+    mesh = init_device_mesh("cpu", (2,))
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    return (distribute_tensor(x, mesh, [Shard(0)]).requires_grad_(),)
+
+
+class LocalDoubled(Function):
+    """Each rank's part of a DTensor, doubled."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mesh = x.device_mesh
+        return 2 * x.to_local()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return DTensor.from_local(2 * grad, ctx.mesh, [Shard(0)])
+
+
+class LocalTripled(LocalDoubled):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return DTensor.from_local(3 * grad, ctx.mesh, [Shard(0)])
+
+
+@pytest.mark.parametrize(
+    ("one", "names"), [(LocalDoubled, []), (LocalTripled, ["wrong-across-ranks"])]
+)
+def test_parts_of_a_dtensor_are_judged_as_outputs(one, names):
+    report = pb.check(one, of_mesh, ranks=2, profile="quick")
+
+    assert [finding.rule.name for finding in report.findings] == names

@@ -1,6 +1,8 @@
 """Checks across ranks, by processes: few, since each takes a second or more."""
 
+import contextlib
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -199,6 +201,7 @@ def of_one_rank(rank):
             "they must be a tuple of arguments or a list of such tuples, and not list",
         ),
         (lambda rank: (torch.ones(2),) * (1 + rank), "1 on rank 0, 2 on rank 1"),
+        (lambda rank: [(torch.ones(2),)] * (1 + rank), "as many examples on every rank"),
     ],
 )
 def test_inputs_must_be_there_on_every_rank(inputs, told):
@@ -258,3 +261,37 @@ def test_reference_is_not_given_what_cannot_be_sent():
     )
 
     assert "`own` is " in report.skips[0].reason
+
+
+def test_allowed_deadlock_is_not_told():
+    report = checked("OnlyFirstSums", profile="quick", allow=("ranks-deadlock",))
+
+    assert report.findings == ()
+    (skip,) = [skip for skip in report.skips if skip.rule.name == "ranks-deadlock"]
+    assert skip.reason.startswith("it is allowed: rank 0 waited in all_reduce(")
+
+
+@pytest.fixture
+def few_files():
+    """All but nine of the files that this process may open are open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    held = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.dup(0))
+    for number in held[-9:]:
+        os.close(number)
+    yield
+    for number in held[:-9]:
+        os.close(number)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_want_of_open_files_is_told(few_files):
+    with pytest.raises(ExamplesError) as caught:
+        pb.check(sound.AllReduceSum, (torch.ones(2),), ranks=2)
+
+    assert "must be checked by 2 processes" in str(caught.value)
+    assert "Too many open files" in str(caught.value)
+    assert "ask for fewer ranks" in str(caught.value)

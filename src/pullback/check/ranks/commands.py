@@ -183,6 +183,7 @@ class Pulled:
     locals: tuple[LocalPart, ...] = ()
     live: tuple[bool, ...] = ()  # whether a gradient can flow through each output
     unset: tuple[bool, ...] = ()  # whether an output is undefined here: see `Step.is_left_unset`
+    spread: tuple[bool, ...] = ()  # whether an output is a DTensor
 
 
 @dataclass(frozen=True, slots=True)

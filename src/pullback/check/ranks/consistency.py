@@ -136,7 +136,7 @@ def _output_choices(joint: Joint, number: int) -> tuple[Placed, ...]:
     declared = joint.declared.of_output(number)
     if declared is not None:
         kinds: tuple[Placed, ...] = (declared,)
-    elif joint.is_global:
+    elif joint.is_global and joint.first[0].value.spread[number]:
         kinds = (REPLICATE,)
     else:
         kinds = TRIED if joint.live[number] else (SHARD,)

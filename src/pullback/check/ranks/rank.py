@@ -40,6 +40,7 @@ from pullback.check.ranks.commands import (
 from pullback.check.ranks.given import group_made, rank_inputs, sent_argument
 from pullback.check.ranks.said import LOGGED
 from pullback.check.ranks.spread import (
+    is_spread,
     laid_cotangent,
     put_like,
     replicated_parts,
@@ -187,6 +188,7 @@ class Rank:
         leaves = {i: args[i] for i in sorted(example.needs)}
         told = tuple(whole_of(t.detach()) for t in outputs)
         live = tuple(t.requires_grad for t in outputs)
+        spread = tuple(map(is_spread, outputs))
         left = {memory for step in watched.steps if step.is_left_unset for memory in step.writes}
         unset = tuple(type(t) is Tensor and _memory_of(t) in left for t in outputs)
         cotangents = tuple(
@@ -196,7 +198,7 @@ class Rank:
         used = [i for i, c in enumerate(cotangents) if c is not None and outputs[i].requires_grad]
         memory.take("cotangent", {i: cotangents[i] for i in used}, lambda i: False)
         if not used:
-            return Pulled(told, dict.fromkeys(leaves), live=live, unset=unset)
+            return Pulled(told, dict.fromkeys(leaves), live=live, unset=unset, spread=spread)
         watched.phase = "backward"
         graph = command.seconds is not None
         with raising("backward"):
@@ -214,7 +216,7 @@ class Rank:
         named = {f"gradient of `{self._names[i]}`": g for i, g in found.items()}
         said = {f"output {i}": t for i, t in enumerate(outputs)}
         parts = tuple(replicated_parts({**said, **named}))
-        return Pulled(told, flat, seconds, written, parts, live, unset)
+        return Pulled(told, flat, seconds, written, parts, live, unset, spread)
 
     def _run(self, example: Example, memory: Memory) -> tuple[tuple[Any, ...], Any]:
         """The leaves, and the result; a function that writes its inputs gets clones of them."""
