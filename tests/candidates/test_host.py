@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from pullback.candidates.host import LostError, RefusedError, warm_host
 from pullback.candidates.sources import sendable
+from pullback.candidates.system import busiest, computed
 from pullback.candidates.trials import Trial
 from pullback.judge.example import example_of
 
@@ -29,6 +31,15 @@ def writes(x):
         except OSError:
             continue
     return x
+
+
+def counts_by_itself(x):
+    def count():
+        while True:
+            sum(range(1000))
+
+    threading.Thread(target=count, daemon=True).start()
+    return x.sin()
 
 
 def loaded(candidate, tmp_path):
@@ -91,14 +102,25 @@ def test_an_error_is_told(tmp_path):
     peer.stop()
 
 
-def test_work_is_counted_by_the_system(tmp_path):
-    peer = loaded(torch.sin, tmp_path)
-    before = peer.work()
+def test_nothing_of_a_candidate_runs_between_requests(tmp_path):
+    peer = loaded(counts_by_itself, tmp_path)
     call(peer, tmp_path)
-    after = peer.work()
+    time.sleep(0.05)  # a signal takes a moment
+    before = computed(peer.pid)
+    time.sleep(0.2)
+    after = computed(peer.pid)
     peer.stop()
 
-    assert before is None or after > before
+    assert busiest(before, after) <= 0.0
+
+
+def test_a_stopped_process_is_woken_when_it_is_asked(tmp_path):
+    peer = loaded(torch.sin, tmp_path)
+    os.kill(peer.pid, signal.SIGSTOP)
+    said = call(peer, tmp_path)
+    peer.stop()
+
+    assert said["lazy"] == ""
 
 
 def test_host_is_replaced_when_it_is_gone():

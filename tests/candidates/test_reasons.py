@@ -54,6 +54,12 @@ def test_wrong_at_other_sizes():
     assert named(*map(result, LIKES), result(OTHER, "wrong")) == ["wrong-at-other-sizes"]
 
 
+def test_right_as_given_is_not_called_low_precision():
+    rounded = result(OTHER, "wrong", pattern=EntryPattern.ROUNDED.value, rounded_to="bfloat16")
+
+    assert named(*map(result, LIKES), rounded) == ["wrong-at-other-sizes"]
+
+
 def test_wrong_in_another_layout_is_wrong():
     laid_out = Trial(6, LIKE, layout=3)
 

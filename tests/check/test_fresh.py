@@ -25,11 +25,16 @@ from tests.check import functions as f
 X = torch.tensor([0.5, -1.25, 2.0])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def stopped():
+    """What waits for a job serves the next test, too: to start one takes seconds."""
+    yield
+    fresh._stop_idle()
+
+
 @pytest.fixture
 def no_fork(monkeypatch):
     monkeypatch.setattr(runner, "why_no_fork", lambda: "this process uses a GPU")
-    yield
-    fresh._stop_idle()
 
 
 def names(report):
@@ -119,10 +124,7 @@ def test_frozen_fork_is_no_finding(monkeypatch):
         yield
 
     monkeypatch.setattr(runner, "messages", frozen)
-    try:
-        report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
-    finally:
-        fresh._stop_idle()
+    report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 
     assert names(report) == ["wrong-factor"]
 

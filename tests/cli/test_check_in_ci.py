@@ -355,6 +355,23 @@ def test_baseline_keeps_what_could_not_be_looked_for(project, broken, options, t
     assert Path("known.json").read_text() == known
 
 
+def test_baseline_that_cannot_be_written_loses_nothing_found(project):
+    result = run("ops_in_ci.py", "--write-baseline", "--baseline", "no/such/known.json", "--json")
+    said = json.loads(result.stdout)
+
+    assert result.exit_code == 2
+    assert [len(report["findings"]) for report in said["reports"]] == [1, 0]
+    assert [error["code"] for error in said["errors"]] == ["E421"]
+    assert "Written to" not in result.output
+
+
+def test_target_without_a_name_is_told(project):
+    result = run("")
+
+    assert result.exit_code == 2
+    assert "a target must have a name" in result.stderr
+
+
 def test_baseline_is_not_made_by_a_command_that_is_mistaken(project):
     run("ops_in_ci.py", "--write-baseline", "--allow", "wrong-fctor")
 

@@ -1,6 +1,9 @@
 """Formats go to the screen or to files, several at once; what cannot be is told beforehand."""
 
+import errno
 import json
+import os
+import threading
 
 import click
 import pytest
@@ -28,6 +31,41 @@ def test_files_are_written_whole(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names.values())
     assert json.loads((tmp_path / "a.json").read_text())["reports"][0]["subject"] == "Sine"
     assert "G101 wrong-gradient (wrong)" in (tmp_path / "a.txt").read_text()
+
+
+def test_file_that_cannot_be_written_loses_nothing_else(tmp_path, monkeypatch, capsys):
+    def full(path, text):
+        if path.suffix == ".sarif":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_text(text)
+
+    monkeypatch.setattr("pullback.cli.outputs.write_whole", full)
+    names = ["a.sarif", "a.json"]
+    outputs = outputs_of([f"{n.split('.')[1]}={tmp_path / n}" for n in names] + ["github"])
+    (lost,) = outputs.write(Outcome((REPORT,)))
+
+    assert "E602" in str(lost)
+    assert "got:      No space left on device" in str(lost)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert "::error" in capsys.readouterr().out
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "old.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("old.json")
+    said = []
+    read = (tmp_path / "pipe").read_text
+    reader = threading.Thread(target=lambda: said.append(read()), daemon=True)
+    reader.start()
+    words = [f"json={tmp_path / 'link.json'}", f"json={tmp_path / 'pipe'}"]
+    lost = outputs_of(words).write(Outcome((REPORT,)))
+    reader.join(10)
+
+    assert lost == []
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "old.json").read_text() == said[0]
 
 
 def test_page_is_made_in_its_folder(tmp_path):

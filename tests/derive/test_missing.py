@@ -128,6 +128,15 @@ def test_several_outputs_and_marks_are_kept():
     assert differences(grad(got[0].sum() + 3 * got[3].sum(), x), [2 * x + 3]) == []
 
 
+def test_list_of_one_output_is_derived():
+    class One(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return [x.sin()]
+
+    assert gradcheck(lambda x: One.apply(x)[0], (normal(3),))
+
+
 def test_lists_and_keyword_only_inputs_are_derived():
     class Lists(pb.Function):
         traverse_lists = True

@@ -140,6 +140,7 @@ HIDING = {
     "tuple": lambda t: (1, t),
     "dict": lambda t: {"a": t},
     "nested": lambda t: [1, {"a": (t,)}],
+    "deepest": lambda t: [[[[t]]]],
 }
 
 
@@ -152,6 +153,10 @@ def test_hidden_tensor_is_found(hide):
 def test_harmless_container_is_quiet(hide):
     assert said(taker().apply, leaf(1.0), hide(torch.ones(1))) == []
     assert said(taker().apply, leaf(1.0), hide("text")) == []
+
+
+def test_deeper_container_is_not_searched():
+    assert said(taker().apply, leaf(1.0), [[[[[leaf(1.0)]]]]]) == []
 
 
 def test_hidden_tensor_in_keyword_is_found():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pullback.candidates import rules
-from pullback.candidates.host import LostError, RefusedError
+from pullback.candidates.host import LostError, ReferenceLostError, RefusedError
 from pullback.candidates.race import Race
 from pullback.candidates.reasons import BY_SHAPE, Result, finding_of, reasons_of
 from pullback.candidates.rules import JudgeFinding
@@ -59,6 +59,10 @@ class Case:
             self._judged()
         except (LostError, RefusedError) as error:
             self.found(JudgeFinding(rules.FAILS, got=str(error)))
+        except ReferenceLostError as lost:
+            self.peer.stop()
+            self.bench.ask_again(lost)
+            self.found(JudgeFinding(rules.HELD_BACK, got=str(lost)))
         finally:
             self.peer.stop()
         broken = {what for finding in self.findings for what in finding.rule.breaks}
@@ -281,6 +285,8 @@ class Case:
             peer.stop()
         self.checked = said["findings"]
         self.tried |= {"rules": said["rules"], "rules_left_out": said["refused"]}
+        if said["refused"]:
+            self.notes.append(f"pb.check left out {said['refused']} of its rules, most for time")
         for one in self.checked:
             if one["severity"] == "wrong":
                 told = f"{one['code']} {one['name']}: {one['sentence']}"

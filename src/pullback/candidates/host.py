@@ -24,9 +24,10 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
 
-from pullback.check.confine import end_group, lead
+from pullback.check.confine import end_group, lead, signal_group
 from pullback.errors import InternalError, type_and_line
 
+WAKE = 0.5  # seconds, after which a process that does not answer is woken
 START = 120.0  # seconds until a process answers for the first time
 _MAIN = (
     "import sys; sys.path[:] = {found}; from pullback.candidates.host import serve; serve({jobs})"
@@ -41,27 +42,42 @@ class LostError(Exception):
 class Peer:
     """A process that does what it is asked, one request after the other."""
 
-    def __init__(self, pid: int, ends: tuple[Connection, Connection]) -> None:
+    def __init__(
+        self, pid: int, ends: tuple[Connection, Connection], *, is_trusted: bool = True
+    ) -> None:
         self.pid = pid
         self._talk, self._life = ends
         self._is_stopped = False
+        self._is_trusted = is_trusted
 
     def ask(self, verb: str, *args: Any, seconds: float = 60.0) -> Any:
         """What it answers; raises `LostError` where nothing comes."""
-        self.send(verb, *args)
-        return self.answer(seconds)
+        self._signal(signal.SIGCONT)
+        try:
+            self._send(verb, args)
+            return self._answer(seconds)
+        finally:
+            if not self._is_trusted:
+                self._signal(signal.SIGSTOP)
 
-    def send(self, verb: str, *args: Any) -> None:
-        """Ask for something, and do not wait."""
+    def _signal(self, number: int) -> None:
+        """Let it go on, or stop; one that is not trusted computes only while it is asked."""
+        if not self._is_stopped:
+            signal_group(self.pid, number)
+
+    def _send(self, verb: str, args: tuple[Any, ...]) -> None:
         try:
             self._talk.send_bytes(pickle.dumps((verb, args)))
         except OSError:
             raise LostError("its process has ended") from None
 
-    def answer(self, seconds: float = 60.0) -> Any:
-        """What it says next."""
+    def _answer(self, seconds: float) -> Any:
         try:
-            if not self._talk.poll(seconds):
+            latest = time.monotonic() + seconds
+            while not self._talk.poll(min(WAKE, max(latest - time.monotonic(), 0.0))):
+                self._signal(signal.SIGCONT)  # whoever has stopped it
+                if time.monotonic() < latest:
+                    continue
                 raise LostError(f"it did not end within {seconds:g} s")
             said = json.loads(self._talk.recv_bytes())
         except (EOFError, OSError):
@@ -73,17 +89,6 @@ class Peer:
             raise RefusedError(str(text))
         return said
 
-    def work(self) -> float | None:
-        """Seconds that its first thread has computed, as the system counts; None where unknown.
-
-        Other programs do not add to that, and nothing that runs in it can change it.
-        """
-        try:
-            said = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text("ascii")
-            return int(said.split()[0]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return None
-
     def stop(self) -> None:
         """End it, and all that it has started."""
         if self._is_stopped:
@@ -94,6 +99,14 @@ class Peer:
             os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
         for end in (self._talk, self._life):
             end.close()
+
+
+class ReferenceLostError(Exception):
+    """The process of the reference has ended, or does not answer; `asked` is what it was asked."""
+
+    def __init__(self, asked: tuple[Any, ...], why: str) -> None:
+        self.asked = asked
+        super().__init__(why)
 
 
 class RefusedError(Exception):
@@ -143,7 +156,7 @@ class Host:
         finally:
             their_talk.close()
             their_life.close()
-        return Peer(pid, (talk, life))
+        return Peer(pid, (talk, life), is_trusted=side != "candidate")
 
     def stop(self) -> None:
         """End it."""

@@ -17,8 +17,15 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from pullback.candidates.case import FIRST, Case
-from pullback.candidates.host import LostError, Peer, RefusedError, warm_host
+from pullback.candidates.host import (
+    LostError,
+    Peer,
+    ReferenceLostError,
+    RefusedError,
+    warm_host,
+)
 from pullback.candidates.sources import Source, sendable
+from pullback.candidates.system import held_back
 from pullback.candidates.verdict import Verdict
 from pullback.errors import ExamplesError, InternalError
 from pullback.judge.example import example_of
@@ -132,6 +139,7 @@ class Bench:
     def start(self) -> None:
         """Load the reference, and compile it where that is asked for."""
         self.referee = self.host.fork("referee")
+        self._free = held_back(self.referee.pid)
         self.examples = self.path()
         try:
             given = (self.reference, self.inputs, self.examples)
@@ -163,7 +171,9 @@ class Bench:
         assert self.referee is not None
         try:
             return self.referee.ask(verb, *args, seconds=seconds)
-        except (RefusedError, LostError) as error:
+        except LostError as error:
+            raise ReferenceLostError((verb, *args), str(error)) from None
+        except RefusedError as error:
             raise InternalError(
                 f"the reference `{self.reference.title}` must be judged by", got=f"{verb}: {error}"
             ) from None
@@ -177,6 +187,32 @@ class Bench:
         """The kind of device of the inputs."""
         return str(self.known["device"]).partition(":")[0]
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the process of the reference is there, and runs as it did at the start."""
+        return self.referee is not None and held_back(self.referee.pid) == self._free
+
+    def restart(self) -> None:
+        """Another process of the reference: what a candidate did to the old one is over."""
+        self.stop()
+        self.start()
+
+    def ask_again(self, lost: ReferenceLostError) -> None:
+        """Raise where a new process of the reference is lost, too, by what it was asked."""
+        self.restart()
+        verb, *args = lost.asked
+        if verb != "truth":  # what else there is needs a candidate, or comes after that
+            return
+        try:
+            self.ask(verb, *args)
+        except ReferenceLostError as error:
+            raise InternalError(
+                f"the reference `{self.reference.title}` must be judged by", got=f"{verb}: {error}"
+            ) from None
+
     def judge(self, source: Source) -> Verdict:
         """A verdict on one candidate, in a process of its own."""
-        return Case(self, source).verdict()
+        verdict = Case(self, source).verdict()
+        if not self.is_free:
+            self.restart()
+        return verdict

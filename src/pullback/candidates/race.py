@@ -15,6 +15,7 @@ from pullback.candidates import rules
 from pullback.candidates.reasons import Result, finding_of
 from pullback.candidates.rules import JudgeFinding
 from pullback.candidates.sections import BACKWARD, BOTH_WAYS, FORWARD
+from pullback.candidates.system import busiest, computed
 from pullback.candidates.timing import FEW, is_believed, is_looked_up, speedup
 from pullback.candidates.trials import Trial, ordinary
 
@@ -82,8 +83,10 @@ class Race:
     def _section(self, mode: str, side: str) -> tuple[list[float], list[float]]:
         trials = [ordinary(self.case.rng) for _ in range(CALLS[self.case.bench.device])]
         if side != "candidate":
-            self.case.bench.ask("prepare", mode, trials, self.case.gradients)
             which = "eager" if side == "reference" else "compiled"
+            if not self.case.bench.is_free:
+                self.case.found(JudgeFinding(rules.HELD_BACK, "between timed calls"))
+            self.case.bench.ask("prepare", mode, trials, self.case.gradients)
             return self.case.bench.ask("go", which, self.case.settings.cold)["times"], []
         said = self._own_section(mode, trials)
         times = [float(t) for t in said["times"]], [float(t) for t in said["tails"]]
@@ -152,17 +155,19 @@ class Race:
     def _row(self, mode: str, trials: Sequence[Trial]) -> float:
         """How long calls in a row take, by what the candidate's process cannot reach.
 
-        On a processor, what the system says that it has computed: other programs do not count. A
-        GPU is waited for, so there the clock counts.
+        On a processor, what the system says that it has computed, in the thread that did most:
+        other programs do not count. A GPU is waited for, so there the clock counts.
         """
-        self.case.peer.ask("prepare", mode, list(trials), self.case.gradients)
-        self.case.peer.ask("arrange")
-        before, start = self.case.peer.work(), self.case.bench.clock()
-        self.case.peer.ask("row")
-        after, end = self.case.peer.work(), self.case.bench.clock()
-        if before is None or after is None or self.case.bench.device != "cpu":
+        peer, clock = self.case.peer, self.case.bench.clock
+        peer.ask("prepare", mode, list(trials), self.case.gradients)
+        peer.ask("arrange")
+        before, start = computed(peer.pid), clock()
+        peer.ask("row")
+        end, after = clock(), computed(peer.pid)
+        spent = busiest(before, after)
+        if spent is None or self.case.bench.device != "cpu":
             return end - start
-        return min(after - before, end - start)
+        return min(spent, end - start)
 
     def _repeated(self) -> None:
         """Rows of calls at numbers that came before, between rows at new ones."""

@@ -104,6 +104,10 @@ def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result)
     """The finding by where results are right, and by what the wrong entries look like."""
     patterns = {result.pattern for result in wrong}
     usual = [result for result in wrong if result.trial.values in (LIKE, GIVEN)]
+    at_given = [result for result in results if result.trial.is_at_given_sizes]
+    wrong_there = [result for result in at_given if not result.is_right]
+    if at_given and not wrong_there and not any(r.trial.layout for r in wrong if not r.trial.sizes):
+        return finding_of(rules.OTHER_SIZES, worst)
     rounded = [result for result in usual if result.pattern in ROUNDED]
     if rounded and 2 * len(rounded) >= len(usual):
         worst = rounded[0]
@@ -112,10 +116,6 @@ def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result)
         if worst.pattern is EntryPattern.ROUNDED_INPUTS:
             why = f"the errors are those of inputs that were rounded to {name}"
         return finding_of(rules.LOW_PRECISION, worst, why)
-    at_given = [result for result in results if result.trial.is_at_given_sizes]
-    wrong_there = [result for result in at_given if not result.is_right]
-    if at_given and not wrong_there and not any(r.trial.layout for r in wrong if not r.trial.sizes):
-        return finding_of(rules.OTHER_SIZES, worst)
     if patterns <= {EntryPattern.ZEROS, EntryPattern.NOT_FINITE}:
         return finding_of(rules.LEFT_OUT, worst, "the wrong entries hold nothing")
     is_gradient = worst.compared.get("is_gradient", False)

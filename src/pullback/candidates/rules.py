@@ -110,6 +110,12 @@ TIMED = JudgeRule(
 REUSED = JudgeRule(
     "J210", "reused-output", "a later call overwrites the result of an earlier one", RIGHT
 )
+HELD_BACK = JudgeRule(
+    "J211",
+    "reference-held-back",
+    "the candidate stops, slows or ends the process of its reference",
+    BOTH,
+)
 
 SAME_CODE = JudgeRule("J301", "calls-reference", "the candidate runs the code of the reference")
 SETTINGS = JudgeRule("J302", "changed-settings", "the candidate changed settings of PyTorch")

@@ -25,12 +25,11 @@ from torch._subclasses import fake_tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils import _python_dispatch
 from torch.utils._sympy.printers import PythonPrinter
 
 from pullback.capture.places import place_at
 from pullback.function.modes import DispatchMode
-from pullback.function.slots import no_torch_function
+from pullback.function.slots import no_torch_function, without_modes
 
 HIDDEN = "is_hidden_from_captures"
 """The attribute of a mode that sees nothing of what happens `apart`."""
@@ -80,7 +79,7 @@ class Stage:
             return made
 
     def _symbols(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[Any, Any]:
-        with _python_dispatch._disable_current_modes():
+        with without_modes():
             like = torch.empty_strided(shape, stride, device="meta")
         source = LocalSource(f"t{self._made}")
         every: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape))
@@ -219,9 +218,21 @@ class _InBuiltins(ast.NodeTransformer):
             return node
         return ast.parse(form.format(f"({ast.unparse(node.args[0])})"), mode="eval").body
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """`a + -1 * b`, as sympy writes a difference, becomes `a - b`."""
+        self.generic_visit(node)
+        match node:
+            case ast.BinOp(
+                left,
+                ast.Add(),
+                ast.BinOp(ast.UnaryOp(ast.USub(), ast.Constant(1)), ast.Mult(), right),
+            ):
+                return ast.BinOp(left, ast.Sub(), right)
+        return node
+
 
 def _tidy(expression: str) -> str:
-    """An expression without needless brackets, in builtins."""
+    """An expression without needless brackets, in builtins, with differences as such."""
     return ast.unparse(_InBuiltins().visit(ast.parse(expression, mode="eval")))
 
 
@@ -352,7 +363,7 @@ def apart() -> Iterator[None]:
     for mode in kept:
         stack._push_mode(mode)
     try:
-        with _python_dispatch._disable_current_modes(), _hooks_off():
+        with without_modes(), _hooks_off():
             yield
     finally:
         for _ in kept:

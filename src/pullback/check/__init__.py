@@ -71,6 +71,10 @@ def check(
     >>> [finding.rule.name for finding in report.findings]
     ['wrong-factor']
     """
+    if ranks is not None:
+        from pullback.check.ranks.early import load_without_group
+
+        load_without_group()
     from pullback.check.runner import check as run  # heavy
 
     return run(

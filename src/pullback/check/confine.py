@@ -202,20 +202,20 @@ def _written_to(end: int) -> io.TextIOWrapper:
 def end_below(pid: int) -> None:
     """End the processes that one has started, and those that they have, also in other groups."""
     ended: set[int] = set()
-    while left := _below(pid) - ended:  # one may start another meanwhile
+    while left := processes_below(pid) - ended:  # one may start another meanwhile
         for each in left:
             with contextlib.suppress(OSError):
                 os.kill(each, signal.SIGKILL)
         ended |= left
 
 
-def _below(pid: int) -> set[int]:
+def processes_below(pid: int) -> set[int]:
     """The processes below one, where the system says which."""
     found: set[int] = set()
     for path in glob.glob(f"/proc/{pid}/task/*/children"):
         with contextlib.suppress(OSError), open(path) as file:
             found |= {int(child) for child in file.read().split()}
-    return found.union(*map(_below, found))
+    return found.union(*map(processes_below, found))
 
 
 def end_group(leader: int) -> None:
@@ -223,6 +223,15 @@ def end_group(leader: int) -> None:
     end_below(leader)
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def signal_group(leader: int, number: int) -> None:
+    """Send a signal to a worker and to the processes that it leads or has started."""
+    with contextlib.suppress(OSError):
+        os.killpg(leader, number)
+    for each in processes_below(leader):
+        with contextlib.suppress(OSError):
+            os.kill(each, number)
 
 
 def has_ended(pid: int) -> bool:

@@ -61,7 +61,7 @@ def _given_by(target: Target, inputs: Callable[[], Any]) -> Any:
 def _death_of(inputs: Callable[[], Any]) -> str:
     """How a process ends in which a function is called first; empty where it comes through.
 
-    What it raises is told when it is called here. One that is slow is called here, too.
+    What it raises is reported when it is called here. One that is slow is called here, too.
     """
 
     def trial() -> None:

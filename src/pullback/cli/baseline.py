@@ -18,7 +18,8 @@ from pullback.check.crash import RULE as CRASH
 from pullback.check.finding import Finding
 from pullback.check.report import Accepted, Report
 from pullback.cli.identity import Identity
-from pullback.errors import BaselineError
+from pullback.errors import BaselineError, PlanFileError, first_line
+from pullback.plan.store import write_whole
 
 FILE = "pullback-baseline.json"
 SCHEMA = "pullback.baseline/1"
@@ -102,11 +103,10 @@ def write_baseline(path: Path, known: Counter[BaselineEntry]) -> None:
     findings = "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
     text = f'{{\n  "schema": "{SCHEMA}",\n  "findings": {findings}\n}}\n'
     try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BaselineError(
-            f"`{path}` must be a file that can be written", got=error.strerror or str(error)
-        ) from None
+        write_whole(path, text)
+    except (OSError, PlanFileError) as error:
+        got = getattr(error, "strerror", None) or first_line(error)
+        raise BaselineError(f"`{path}` must be a file that can be written", got=got) from None
 
 
 # ---- what it says of a run ----

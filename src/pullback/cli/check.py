@@ -37,10 +37,10 @@ from pullback.cli.settings import Chosen, Settings
 from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
 from pullback.cli.targets import chosen_targets, load_library, named_targets
-from pullback.errors import PullbackError, TargetError
+from pullback.errors import BaselineError, PullbackError, TargetError
 from pullback.judge.example import example_of
 from pullback.report import text
-from pullback.report.outcome import Failure, Outcome
+from pullback.report.outcome import Failure, Outcome, Remark
 
 FOUND, COULD_NOT_RUN = 1, 2
 KEPT = "this is the result of an earlier check: nothing has changed since (--no-cache)"
@@ -195,23 +195,24 @@ def command(
     aside.end()
     is_part = shard or changed or results.is_mistaken
     files = [] if is_part else review.whole_files(results.names, results.left(), settings.root)
+    remarks = _remarks(review, results, files)
     outcome = Outcome(
         tuple(one.report for one in results.checked),
         tuple(results.errors),
-        tuple(review.remarks(results.checked, files)),
+        remarks,
         Severity(settings.fail_on),
     )
     if outputs.is_text:
         written = review.written(results.checked) if review.is_writing else ""
         for line in _last_lines(outcome, written, results.found):
             click.echo(line)
-    outputs.write(outcome)
-    for _, error in results.errors:
+    lost = outputs.write(outcome)
+    for error in (*(error for _, error in results.errors), *lost):
         click.echo(str(error), err=True)
     if results.is_cut and not outcome.fails:
         raise KeyboardInterrupt
     code = _code(outcome, is_known=write_baseline, found=results.found)
-    click.get_current_context().exit(code)
+    click.get_current_context().exit(code or COULD_NOT_RUN * bool(lost))
 
 
 def _prepared(asked: Asked, settings: Settings) -> CheckedTargets:
@@ -251,6 +252,16 @@ def _check_all(results: CheckedTargets, options: Options, review: Review, output
         done |= {one.identity.name for one in results.checked}
         left = [identity.name for identity, _ in results.found if identity.name not in done]
         results.errors += [(name, _cut(name)) for name in left[:1]]
+
+
+def _remarks(review: Review, results: CheckedTargets, files: Sequence[str]) -> tuple[Remark, ...]:
+    """What can be tidied up; a baseline that cannot be written is an error like others."""
+    try:
+        return tuple(review.remarks(results.checked, files))
+    except BaselineError as error:
+        review.is_writing = False
+        results.errors.append((review.name, error))
+        return ()
 
 
 def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:

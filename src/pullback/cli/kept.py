@@ -110,7 +110,7 @@ def _origin(target: Target, identity: Identity, examples: Sequence[Example], cho
         "ours": _own_version(),
         "target": identity.names[1],
         "name": identity.name,
-        "folder": os.getcwd(),  # places are told from here
+        "folder": os.getcwd(),  # places are relative to it
         "files": files,
         "settings": repr(settings),
         "foreign": foreign,

@@ -153,7 +153,7 @@ def targets_of(settings: Settings) -> tuple[str, ...]:
 def unfolded(settings: Settings, names: Iterable[str]) -> Iterator[str]:
     """The targets with the files that define Functions in the place of each folder."""
     for name in names:
-        if not Path(name).is_dir():
+        if not name.strip() or not Path(name).is_dir():  # no name is no folder either
             yield name
             continue
         found = list(functions_files(settings, python_files(Path(name))))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from pullback.errors import EmitPathError, PlanFileError, first_line
+from pullback.plan.store import write_whole
 from pullback.report import github, html, json, junit, sarif
 from pullback.report.outcome import Outcome
 
@@ -37,16 +39,21 @@ class Outputs:
         """Whether the screen shows the reports as text, each when it is there."""
         return TEXT in self.screen
 
-    def write(self, outcome: Outcome) -> None:
-        """Write the files, then what the screen has but for text."""
+    def write(self, outcome: Outcome) -> list[EmitPathError]:
+        """Write the files, then what the screen has but for text; which files could not be."""
+        lost = []
         for kind, path in self.files:
-            unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
-            unfinished.write_text(RENDERERS[kind](outcome) + "\n", encoding="utf-8")
-            unfinished.replace(path)
+            text = RENDERERS[kind](outcome)
+            try:
+                write_whole(path, f"{text}\n")
+            except (OSError, PlanFileError) as error:
+                got = getattr(error, "strerror", None) or first_line(error)
+                lost.append(EmitPathError(f"`{path}` must be a file that can be written", got=got))
         for kind in self.screen:
             text = "" if kind == TEXT else RENDERERS[kind](outcome)
             if text:
                 click.echo(text)
+        return lost
 
 
 def outputs_of(words: Sequence[str], folder: Path | None = None) -> Outputs:

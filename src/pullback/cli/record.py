@@ -164,7 +164,7 @@ def run(out: str, program: list[str]) -> None:
             _run(program)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except Exception as error:  # told as Python would, without the lines of ours that ran it
+    except Exception as error:  # printed as Python would, without our own frames
         traceback.print_exception(error.with_traceback(_own_part(error)))
         sys.exit(1)
     finally:

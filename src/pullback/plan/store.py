@@ -29,7 +29,13 @@ def write_plan(evidence: PlanEvidence, path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: a reader finds the old text or the new one."""
+    """Write a file atomically: a reader finds the old text or the new one.
+
+    A device, a pipe, or what a link stands for is written to as it is: it is not to be replaced.
+    """
+    if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+        path.write_text(text, encoding="utf-8", newline="\n")
+        return
     require_folder(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -220,7 +220,7 @@ def _in_one_line(error: BaseException) -> str:
     return f"its node could not be loaded: {lines[0] if lines else type(error).__name__}"
 
 
-# ---- what the extension is told ----
+# ---- what the extension is given ----
 
 
 def _description(spec: NodeSpec) -> dict[str, Any]:

@@ -271,7 +271,7 @@ class _Host:
             return {"COLS": "COLS"}, f"({blocks},)"
         grid = f"triton.cdiv({rows}, ROWS)"
         if kernel.totals:
-            self.lines.append(f"blocks = {blocks}")
+            self.lines.append(f"blocks = max({blocks}, 1)")
             most = f"triton.cdiv(16 * programs_of({device}), blocks)"
             return {"ROWS": "ROWS", "COLS": "COLS"}, f"(min({grid}, {most}), blocks)"
         return {"ROWS": "ROWS", "COLS": "COLS"}, f"({grid}, {blocks})"

@@ -10,6 +10,7 @@ import torch
 
 import pullback as pb
 from benchmarks.faults.ranks.score import GROUPS
+from pullback.check.ranks import programs
 
 CASES = {case.name: case for cases in GROUPS.values() for case in cases}
 ROOT = Path(__file__).parents[3]
@@ -47,6 +48,16 @@ def test_large_inputs_are_drawn():
     report = pb.check(case.target, inputs, ranks=2, placements=placements, profile="quick")
 
     assert "torch.randn((8, 9), dtype=torch.float64, generator=" in report.findings[0].repro
+
+
+def test_group_is_that_of_the_rank_among_its_own():
+    text = programs._group_by_rank([(0, 1), (0, 1), (2, 3), (2, 3)])
+    groups = {(0, 1): "first", (2, 3): "second"}
+
+    found = [eval(text, {"groups": groups, "rank": rank}) for rank in range(4)]
+
+    assert found == ["first", "first", "second", "second"]
+    assert programs._group_by_rank([(0, 1), (0, 1)]) == "dist.group.WORLD"
 
 
 def test_dtensors_have_no_program():

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import pullback as pb
+from pullback.derive.tensor_specs import tensor_spec_of
+from pullback.emit.cpp import project
 from pullback.emit.cpp.op import emit_cpp
 from pullback.emit.cpp.values import literal, quoted
 from pullback.emit.subject import subject_of
@@ -42,6 +44,18 @@ def test_numbers_are_written_exactly(text):
 
 def test_strings_are_quoted():
     assert quoted('a "b"\n') == '"a \\"b\\"\\n"'
+
+
+INPUTS = {
+    "at::tensor(std::vector<double>{1.5, -2.0}).to(at::kFloat).reshape({2})": [1.5, -2.0],
+    "spread({1000}, -1.0, 3.0).to(at::kFloat)": torch.linspace(-1, 3, 1000),
+    "spread({1000}, 2.0, 9.0 + 1).floor().to(at::kLong)": torch.arange(1000) % 8 + 2,
+}
+
+
+@pytest.mark.parametrize("text", INPUTS)
+def test_few_values_are_written_and_many_drawn(text):
+    assert project._made(tensor_spec_of(torch.as_tensor(INPUTS[text]))) == text
 
 
 def test_order_of_sums_is_kept():

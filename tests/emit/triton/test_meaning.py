@@ -410,3 +410,46 @@ def test_sizes_that_just_fit_are_computed(tmp_path):
         (given,) = trials[program.__name__]
         (got,) = found[program.__name__]
         torch.testing.assert_close(got, results(program, given), rtol=2e-4, atol=2e-4)
+
+
+# ---- elements that lie 2**31 and more elements from the first ----
+
+FAR = f"""
+import runpy, sys, torch
+sys.modules["pullback"] = None  # an import of it raises
+{chr(10).join(__import__("inspect").getsource(results).splitlines())}
+
+folder = sys.argv[1]
+memory = torch.empty(2**31 + 2**20, dtype=torch.bfloat16)  # the system gives what is written
+for name, given in torch.load(f"{{folder}}/trials.pt").items():
+    space = runpy.run_path(f"{{folder}}/{{name}}.py")
+    function = next(v for v in space.values() if isinstance(v, type)).apply
+    x, *others = given
+    for dim in (0, x.dim() - 1):
+        strides = list(x.stride())
+        strides[dim] = 2**31 // (x.shape[dim] - 1)
+        far = memory.as_strided(x.shape, strides).copy_(x.detach()).detach().requires_grad_()
+        pairs = zip(results(function, [far, *others]), results(function, given))
+        assert all(torch.equal(a, b) for a, b in pairs), (name, dim)
+"""
+
+
+@pytest.mark.needs_triton
+def test_elements_far_from_each_other_are_read_where_they_lie(tmp_path):
+    half = torch.bfloat16
+    programs = {
+        bias: (draw(5, 39, dtype=half), draw(39, dtype=half)),
+        softmax_by_hand: (draw(5, 33, dtype=half),),
+        group_norm_by_hand: (draw(3, 6, 3, 5, dtype=half), draw(6, dtype=half)),
+    }
+    for program, given in programs.items():
+        text = pb.emit(program, "triton", examples=given, verify=False)
+        (tmp_path / f"{program.__name__}.py").write_text(text, encoding="utf-8")
+    torch.save(
+        {program.__name__: given for program, given in programs.items()}, tmp_path / "trials.pt"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", FAR, str(tmp_path)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")

@@ -88,7 +88,7 @@ def _calls_of(
     ]
     try:
         run(model, example, ())
-    except Exception:  # told by the pass before
+    except Exception:  # reported by the pass before
         return {}
     finally:
         for handle in handles:

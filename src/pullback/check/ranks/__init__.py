@@ -12,6 +12,7 @@ told by differences of the joint forward, in which each rank's input is moved in
     spread        DTensors, and cotangents in memory
     rank          one rank: it does what it is asked
     crew          the ranks as processes of their own, watched from outside
+    early         what is loaded before anything else
     existing      the ranks of a process group that is already there, as under torchrun
     blocks        the ranks that belong together
     slope         how outputs change when one input of one rank moves

@@ -44,6 +44,8 @@ SLOWER = 50  # times as long as any before
 START = 60.0
 CUT_OFF = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
 
+IMPORTABLE = "define the Function and its inputs where another process can import them"
+SHORT = "close files and end processes that are not needed, or ask for fewer ranks"
 _MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, *{meeting}, *{ends})"
 
 
@@ -92,7 +94,11 @@ class RanksLost(Exception):
 
 
 class CannotStartError(Exception):
-    """No ranks can be started here; the message says why."""
+    """No ranks can be started here; the message says why, and `fix` what to do."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.fix = fix
 
 
 class Crew:
@@ -128,8 +134,10 @@ class Crew:
         Autograd may not run in one, or a thread of the user's held a lock that nobody gives back.
         """
         pipes = [connection.Pipe() for _ in range(self.size)]
-        lives = [os.pipe() for _ in range(self.size)]
-        self._lives = [ours for _, ours in lives]
+        lives: list[tuple[int, int]] = []
+        for _ in range(self.size):
+            lives.append(os.pipe())
+            self._lives.append(lives[-1][1])
         sys.stdout.flush()
         sys.stderr.flush()
         launcher: Any = torch.multiprocessing
@@ -176,7 +184,7 @@ class Crew:
             sent: bytes = cloudpickle.dumps(job)
         except Exception as error:
             reason = f"it cannot be sent to other processes: {first_line(error)}"
-            raise CannotStartError(reason) from None
+            raise CannotStartError(reason, IMPORTABLE) from None
         source = str(Path(__file__).resolve().parents[3])
         found = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._pipes = []
@@ -205,7 +213,7 @@ class Crew:
         try:
             ready = self._ready(place)
         except RanksLost as lost:
-            raise CannotStartError(str(lost)) from None
+            raise CannotStartError(str(lost), IMPORTABLE) from None
         _raise_if_wrong(ready)
 
     def stop(self) -> None:
@@ -325,7 +333,7 @@ def _raise_if_wrong(ready: Sequence[Reply]) -> None:
     """Raise what a rank says that could not begin."""
     for reply in ready:
         if reply.raised is not None:
-            raise CannotStartError(str(reply.raised))
+            raise CannotStartError(str(reply.raised), IMPORTABLE)
 
 
 class _Popened:

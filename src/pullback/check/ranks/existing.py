@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -26,6 +27,7 @@ from pullback.judge.run import describe
 
 SECONDS = 10.0  # that a rank may wait in a collective of the Function's
 LONG = timedelta(minutes=30)  # between the commands, while rank 0 judges
+_begun = itertools.count()
 TIMEOUTS = ("Timed out", "timed out", "Connection closed", "Connection reset")
 
 Ask = Callable[[Sequence[Command]], list[Reply]]
@@ -52,7 +54,7 @@ def together(job: RankJob, size: int, conduct: Callable[[Ask], Report]) -> Repor
     """The report of all ranks: rank 0 conducts, the others serve."""
     is_ours = not dist.is_initialized()
     if is_ours:
-        dist.init_process_group("gloo")
+        _begin()
     try:
         if dist.get_world_size() != size:
             raise ExamplesError(
@@ -64,6 +66,14 @@ def together(job: RankJob, size: int, conduct: Callable[[Ask], Report]) -> Repor
     finally:
         if is_ours:
             dist.destroy_process_group()
+
+
+def _begin() -> None:
+    """Join a group of our own, at a place where no earlier one has left its addresses."""
+    distributed: Any = dist  # which does not say to type checkers that it has stores
+    store, rank, size = next(distributed.rendezvous("env://"))
+    place = distributed.PrefixStore(f"pullback-{next(_begun)}", store)
+    dist.init_process_group("gloo", store=place, rank=rank, world_size=size)
 
 
 class _Members:
@@ -87,7 +97,7 @@ class _Members:
             self._limits.lift()
             put_back()
             dist.destroy_process_group(self._control)
-            # A group that lives until the process ends is ended with it, by SIGABRT.
+            # As in `early`: no group may live until the process ends.
             self._control = self._rank = None
 
     def _conduct(self, conduct: Callable[[Ask], Report]) -> Report:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch.distributed as dist
+
 from pullback.check.causes import by_cause
 from pullback.check.finding import Finding, Skip
 from pullback.check.ranks import existing
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.consistency import consistent
-from pullback.check.ranks.crew import CannotStartError, Crew, RanksLost
+from pullback.check.ranks.crew import SHORT, CannotStartError, Crew, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.given import RankTuples
 from pullback.check.ranks.joint import Joint, Unsettled
@@ -30,7 +32,7 @@ from pullback.check.registered import Registered
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.target import Target
-from pullback.errors import ExamplesError
+from pullback.errors import ExamplesError, first_line
 from pullback.judge.run import describe
 
 Progress = Callable[[str, int, int], None]
@@ -51,6 +53,7 @@ class RanksRequest:
     profile: str = "standard"
     placements: Mapping[str, Any] | None = None
     progress: Progress | None = None
+    allowed: frozenset[str] = frozenset()  # codes of rules that are not to be told
 
 
 def check_ranks(
@@ -77,7 +80,8 @@ def check_ranks(
     for registered in rules:
         if registered.prepare is not None:
             registered.prepare()
-    asked = RanksRequest(target, inputs, size, rules, profile, placements, progress)
+    allowed = frozenset(r.rule.code for r in selected(select=allow, among=rank_rules()) if allow)
+    asked = RanksRequest(target, inputs, size, rules, profile, placements, progress, allowed)
     job = RankJob(target, inputs)
     if existing.is_there() and not isinstance(inputs, RankTuples):
         return existing.together(job, size, lambda ask: _checked(asked, ask))
@@ -88,7 +92,7 @@ def check_ranks(
         raise ExamplesError(
             f"`{target.name}` must be checked by {size} processes",
             got=str(refusal),
-            fix="define the Function and its inputs where another process can import them",
+            fix=refusal.fix,
         ) from None
     finally:
         session.stop()
@@ -109,7 +113,10 @@ class Session:
             self._accepted = first
         if self._crew is None or not self._crew.is_alive:
             self.stop()
-            self._crew = Crew(self._job, self._size)
+            try:
+                self._crew = Crew(self._job, self._size)
+            except (OSError, dist.DistError) as error:
+                raise CannotStartError(first_line(error), SHORT) from None
             if not isinstance(first, Accept):
                 self._crew.ask([self._accepted] * self._size)
         return self._crew.ask(commands)
@@ -157,7 +164,7 @@ def _checked(
                 placed.append(_consistent(joint))
         except KeyboardInterrupt:
             is_cut = True
-        results = _joined(results, own)
+        results = _joined(results, [_unless_allowed(asked, result) for result in own])
         tried.update(joint.tried)
         number += 1
     common = [note for note in (placed or [[]])[0] if all(note in own for own in placed)]
@@ -177,6 +184,13 @@ def _checked(
         notes=tuple(dict.fromkeys(notes)),
         interrupted=is_cut,
     )
+
+
+def _unless_allowed(asked: RanksRequest, result: Finding | Skip) -> Finding | Skip:
+    """A result; any rule may show that the ranks are lost, which may be allowed."""
+    if isinstance(result, Skip) or result.rule.code not in asked.allowed:
+        return result
+    return Skip(result.rule, f"it is allowed: {result.got}")
 
 
 def _joined(before: list[Finding | Skip], own: list[Finding | Skip]) -> list[Finding | Skip]:
@@ -213,17 +227,21 @@ def _require_given(asked: RanksRequest, joint: Joint) -> None:
     """Raise `ExamplesError` unless every rank has its inputs, and as many as the others."""
     rule = f"the inputs of `{asked.target.name}` must be made on every rank"
     try:
-        counts = [len(given.args) for given in joint.given]
+        counts = {
+            "arguments": [len(given.args) for given in joint.given],
+            "examples": [given.examples for given in joint.given],
+        }
     except RanksLost as lost:
         fix = "let what makes the inputs do the same on all ranks"
         raise ExamplesError(rule, got=str(lost), fix=fix) from None
     except Failed as failed:
         fix = "give a tuple of arguments, a list of such, or a function of nothing or of the rank"
         raise ExamplesError(rule, at=_where(failed), got=str(failed.raised), fix=fix) from None
-    if len(set(counts)) > 1:
-        rule = f"`{asked.target.name}` must be given as many arguments on every rank"
-        told = (f"{count} on rank {rank}" for rank, count in enumerate(counts))
-        raise ExamplesError(rule, got=", ".join(told))
+    for what, by_rank in counts.items():
+        if len(set(by_rank)) > 1:
+            rule = f"`{asked.target.name}` must be given as many {what} on every rank"
+            told = (f"{count} on rank {rank}" for rank, count in enumerate(by_rank))
+            raise ExamplesError(rule, got=", ".join(told))
 
 
 def _where(failed: Failed) -> str:

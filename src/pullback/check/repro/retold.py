@@ -29,8 +29,8 @@ def of_mismatch(shown: Mismatch) -> Retell:
             return finding
         if expected.rest or got.rest:
             return finding
-        told = finding.retold(at_worst(shown).then(at.rest), *numbers(shown.expected, shown.got))
-        return replace(told, about=replace(told.about, sheet=sheet_of(shown)))
+        found = finding.retold(at_worst(shown).then(at.rest), *numbers(shown.expected, shown.got))
+        return replace(found, about=replace(found.about, sheet=sheet_of(shown)))
 
     return retell
 

@@ -115,3 +115,20 @@ def test_edit_says_for_which_arguments_the_gradient_is_right():
     (finding,) = findings(check_of("wrong-factor"), Loss, X, "mean")
 
     assert finding.fix.endswith("? Not for `reduction` as 'sum': there it is right")
+
+
+def test_op_is_not_blamed_for_what_autograd_does_not_see():
+    @torch.library.custom_op("wrong_gradient::cap", mutates_args=())
+    def cap(x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+    def backward(ctx, g):
+        return g * (1 - ctx.saved_tensors[0]) ** 2
+
+    cap.register_autograd(
+        backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output)
+    )
+    (finding,) = findings(check, cap, X)
+
+    assert finding.rule.name == "wrong-gradient"
+    assert finding.why == ""

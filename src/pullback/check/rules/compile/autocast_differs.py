@@ -4,8 +4,8 @@ What it checks
     For an example in float32, or a function that speaks of autocast: forward runs under
     `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where autograd can
     differentiate the same forward so, the gradients are near those of an ordinary call, and as fine
-    where autocast leaves forward in float32. A backward that raises there is told as well, unless
-    it says by an error of its own what it does not serve.
+    where autocast leaves forward in float32. A backward that raises there is reported as well,
+    unless it says by an error of its own what it does not serve.
 
 Why it matters
     Under autocast some operators of forward give bfloat16 and the cotangent does too, while

@@ -4,7 +4,7 @@ What it checks
     The function runs under `torch.utils.checkpoint`, which runs forward once more before backward:
     the second forward gives the outputs of the first, and the gradients are those of an ordinary
     call. With `use_reentrant` False and True. A backward that raises there, and not in an ordinary
-    call, is told as well.
+    call, is reported as well.
 
 Why it matters
     Checkpointing replays PyTorch's generators and nothing else. A mask from Python's generator,

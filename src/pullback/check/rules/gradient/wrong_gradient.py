@@ -34,7 +34,10 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
         if pattern.kind == kind:
             is_seen = mismatch.is_seen_by_autograd
             known = reason_of(subject, mismatch.name) if kind in UNEXPLAINED else Reason()
-            known = known if is_seen or known.why else Reason(why=HIDDEN)
+            if not (
+                is_seen or known.why or subject.target.is_op
+            ):  # of an op, autograd sees nothing
+                known = Reason(why=HIDDEN)
             backward = right_backward(subject) if is_seen else ""
             edit = known.fix if len(known.fix) <= LONG or not backward else REPLACE
             if kind == FACTOR and "`" not in edit:

@@ -169,8 +169,8 @@ RULES = (
 What it checks
     Every tensor among the arguments, also in lists, holds the same numbers after forward as before,
     with grad required and without; an input that is marked dirty and returned may change. Of a
-    plain program, only changes that no version counter shows are told, and those that a custom op
-    makes to an argument of its own without a word in its schema.
+    plain program, only changes that no version counter shows are reported, and those that a custom
+    op makes to an argument of its own without a word in its schema.
 
 Why it matters
     Another op may have saved the same tensor: its gradient is then wrong, with no error, as in

@@ -108,7 +108,7 @@ What it checks
     cotangent, and compared with forward differentiated twice and with differences of backward. It
     is done with all inputs, with each alone, and with cotangents that have a history and that have
     none. Where the gradient is a surrogate, or wrong, differences of backward alone decide. A bare
-    assertion, and any other error that says nothing of second derivatives, is told as fragile.
+    assertion, and any other error that says nothing of second derivatives, is reported as fragile.
 
 Why it matters
     A tensor that forward computed and saved is a constant to the second backward: its term is
