@@ -467,12 +467,12 @@ def _reference_processes():
                     yield int(entry)
 
 
-_CALLS = itertools.count()
+_TURNS = itertools.count()
 
 
 def ends_reference(x, w):
     """Ends the process that knows better."""
-    if next(_CALLS) == 12:
+    if next(_TURNS) == 12:
         for pid in _reference_processes():
             os.kill(pid, signal.SIGKILL)
     return work(x, w)
@@ -480,7 +480,7 @@ def ends_reference(x, w):
 
 def slows_reference(x, w):
     """Lets the process of the reference wait for all others."""
-    if next(_CALLS) == 20:
+    if next(_TURNS) == 20:
         for pid in _reference_processes():
             os.setpriority(os.PRIO_PROCESS, pid, 19)
     return work(x, w)

@@ -13,6 +13,8 @@ from pullback.candidates.sources import sendable
 class Referee:
     """Answers what a test says."""
 
+    pid = 0  # the system says nothing of it
+
     def __init__(self, **answers):
         self.answers = answers
 

@@ -175,6 +175,8 @@ SHAPES = {
     "an estimate": {"x": Shape.DRAWN},
     "two outputs that are rounded": {"low": Shape.CONSTANT, "width": Shape.ROUNDED},
     "bound": {"x": Shape.BOUND},
+    "of two inputs that are returned": {"a": Shape.IDENTITY, "b": Shape.IDENTITY},
+    "drawn spikes": {"rate": Shape.CONSTANT},
     "learned step": {"x": Shape.CONSTANT},
 }
 

@@ -136,3 +136,24 @@ def test_row_too_large_is_not_drawn():
 
     assert drawn_row(captured, specs, [(1 << 12, 1 << 12)] * 2) is None
     assert drawn_row(captured, specs, [(4, 3)] * 2).tensors[1].shape == (4, 3)
+
+
+# ---- rows that a capture does not serve ----
+
+
+def test_unserved_rows_are_right_or_wrong():
+    def shifted(given):
+        (x,) = given
+        return [x * 2 + (len(x) != 3)]
+
+    def refusing(given):
+        raise ValueError("another size")
+
+    comparison = compared_with(lambda x: x * 2, row(3))
+    usual = comparison.rows[0]
+    served = replace(usual, tensors=(row(4),))
+    rows = [replace(served, is_served=False), replace(usual, is_served=False), served]
+
+    assert comparison.misled(shifted, rows) == (rows[:1], rows[1:2])
+    assert comparison.misled(refusing, rows) == (rows[:2], [])
+    assert comparison.misled(refusing, [replace(rows[0], is_odd=True)]) == ([], [])

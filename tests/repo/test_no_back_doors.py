@@ -25,7 +25,7 @@ ALLOWED = {
     # Groups and handles of PyTorch's have no hook for collectives; put back after the check.
     ("pullback/check/ranks/collectives.py", "torch.distributed.ProcessGroup.method"),
     ("pullback/check/ranks/collectives.py", "torch.distributed.Work.method"),
-    # Functions of PyTorch take the group that is there as a default; put back once they are loaded.
+    # What PyTorch loads would keep the group that is there; put back once it is loaded.
     ("pullback/check/ranks/early.py", "torch.distributed.GroupMember.WORLD"),
     # Triton chooses for itself how kernels are launched; put back after the call.
     ("pullback/check/kernels/choices.py", "triton.runtime.autotuner.Autotuner.run"),

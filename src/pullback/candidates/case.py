@@ -65,6 +65,8 @@ class Case:
             self.found(JudgeFinding(rules.HELD_BACK, got=str(lost)))
         finally:
             self.peer.stop()
+        if self.bench.was_held_back:
+            self.found(JudgeFinding(rules.HELD_BACK, got="it was stopped, or made to wait"))
         broken = {what for finding in self.findings for what in finding.rule.breaks}
         is_right = "right" not in broken
         ratios = self.race.speedups() if is_right else {}

@@ -135,11 +135,14 @@ class Bench:
         self.known: dict[str, Any] = {}
         self.is_compiled = False
         self.notes: list[str] = []
+        self.was_held_back = False
+        self._free: object = None
 
     def start(self) -> None:
         """Load the reference, and compile it where that is asked for."""
         self.referee = self.host.fork("referee")
         self._free = held_back(self.referee.pid)
+        self.was_held_back = False
         self.examples = self.path()
         try:
             given = (self.reference, self.inputs, self.examples)
@@ -169,6 +172,7 @@ class Bench:
     def ask(self, verb: str, *args: Any, seconds: float = 120.0) -> Any:
         """What the referee answers, in which no code runs that is not trusted."""
         assert self.referee is not None
+        self.was_held_back |= not self.is_free
         try:
             return self.referee.ask(verb, *args, seconds=seconds)
         except LostError as error:
@@ -213,6 +217,6 @@ class Bench:
     def judge(self, source: Source) -> Verdict:
         """A verdict on one candidate, in a process of its own."""
         verdict = Case(self, source).verdict()
-        if not self.is_free:
+        if self.was_held_back or not self.is_free:
             self.restart()
         return verdict

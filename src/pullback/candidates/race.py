@@ -84,8 +84,6 @@ class Race:
         trials = [ordinary(self.case.rng) for _ in range(CALLS[self.case.bench.device])]
         if side != "candidate":
             which = "eager" if side == "reference" else "compiled"
-            if not self.case.bench.is_free:
-                self.case.found(JudgeFinding(rules.HELD_BACK, "between timed calls"))
             self.case.bench.ask("prepare", mode, trials, self.case.gradients)
             return self.case.bench.ask("go", which, self.case.settings.cold)["times"], []
         said = self._own_section(mode, trials)

@@ -232,15 +232,18 @@ def watching_collectives(watched: WatchedCollectives) -> Iterator[WatchedCollect
 
 def install() -> Callable[[], None]:
     """Replace the methods of groups and of handles; what comes back puts them back."""
-    kept: list[tuple[Any, str, Any]] = []  # as the class has it: what `getattr` gives is no method
+    kept: list[tuple[Any, str, Any]] = []
+
+    def keep(owner: Any, method: str) -> Any:
+        kept.append((owner, method, vars(owner)[method]))  # what `getattr` gives is no method
+        return getattr(owner, method)
+
     for method, (name, written) in METHODS.items():
         if hasattr(dist.ProcessGroup, method):
-            kept.append((dist.ProcessGroup, method, vars(dist.ProcessGroup)[method]))
-            original = getattr(dist.ProcessGroup, method)
+            original = keep(dist.ProcessGroup, method)
             setattr(dist.ProcessGroup, method, _seen(original, name, written, method))
     for method in WAITS:
-        kept.append((dist.Work, method, vars(dist.Work)[method]))
-        setattr(dist.Work, method, _awaited(getattr(dist.Work, method)))
+        setattr(dist.Work, method, _awaited(keep(dist.Work, method)))
 
     def put_back() -> None:
         for owner, method, original in kept:
