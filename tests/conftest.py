@@ -121,6 +121,12 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     seed_all()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_bytecode() -> None:
+    """A module that a test writes twice is loaded as it is: bytecode goes by whole seconds."""
+    sys.dont_write_bytecode = True
+
+
 @pytest.fixture(autouse=True, scope="module")
 def light_heap() -> None:
     """The collector, which tests often ask, looks only at what came after the module began."""

@@ -44,6 +44,7 @@ def forked() -> list[str] | None:
 def become(request: dict) -> None:
     """Let this process have the folder, environment and streams of a request."""
     os.chdir(request["folder"])
+    sys.dont_write_bytecode = True  # a file may be written twice within a second
     os.environ.update(request["settings"])
     for number, path in enumerate((os.devnull, request["out"], request["err"])):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC

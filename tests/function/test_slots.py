@@ -542,6 +542,23 @@ def test_dispatch_mode_sees_every_op():
     assert torch.ops.aten.sin.default in seen
 
 
+def test_no_mode_sees_an_op_without_them():
+    seen = []
+
+    class Noting(slots.PlainDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Noting():
+        with slots.without_modes():
+            x.sin()
+        x.cos()
+
+    assert seen == [torch.ops.aten.cos.default]
+
+
 # ---- what Dynamo and functorch see ----
 
 
