@@ -94,11 +94,11 @@ def is_running(pid):
 def test_ranks_end_with_a_parent_that_is_killed(tmp_path):
     parent = subprocess.Popen(
         [sys.executable, "-c", STUCK],
-        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,  # where what ranks print goes
         text=True,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )
-    ranks = [int(parent.stdout.readline()) for _ in range(2)]
+    ranks = [int(parent.stderr.readline()) for _ in range(2)]
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     latest = time.monotonic() + 30
