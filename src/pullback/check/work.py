@@ -18,6 +18,7 @@ from pullback.check.inputs.relations import words_of
 from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
+from pullback.check.options import OptionsOf, nothing_chosen
 from pullback.check.processes.isolate import OURS, TORCH, raising_file
 from pullback.check.rules import Registered
 from pullback.check.subject.subject import Subject
@@ -58,6 +59,12 @@ class Job:
     examples: tuple[Example, ...]
     rules: tuple[Registered, ...]
     profile: str = "standard"
+    options_of: OptionsOf = nothing_chosen
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return self.target.names_of(max(len(example.args) for example in self.examples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
                 _ = subject.first_gradients  # before a rule has called anything
             if number == first:
                 kept = tuple(words_of(one, subject.names) for one in subject.relations)
-                tell(Message("intent", surrogates=_taken_as_meant(subject), relations=kept))
+                tell(Message("intent", surrogates=_taken_as_meant(subject, job), relations=kept))
             tell(Message("found", number, tuple(try_rule(job.rules[number], subject))))
         tell(Message("end", tried=dict(subject.tried)))
     finally:
@@ -138,11 +145,11 @@ def _in_own_precision(subject: Subject, tell: Tell) -> Subject:
     return Subject(target, subject.examples, profile=subject.profile)
 
 
-def _taken_as_meant(subject: Subject) -> tuple[Surrogate, ...]:
+def _taken_as_meant(subject: Subject, job: Job) -> tuple[Surrogate, ...]:
     """The gradients that are surrogates by their shape: no rule compares them with forward's."""
     with warnings.catch_warnings(), drawing_from(SEED):
         warnings.simplefilter("ignore")
-        found = surrogates_of(subject)
+        found = surrogates_of(subject, job.options_of)
     if found:
         subject.accept(intent_with(subject.target.intent, found))
     return found

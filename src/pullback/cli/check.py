@@ -19,10 +19,11 @@ from pullback.check.findings.finding import Severity
 from pullback.check.findings.report import Report
 from pullback.check.inputs.given import arguments_from
 from pullback.check.models.rules import model_rules
+from pullback.check.options import CheckOptions
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.rules import all_rules
-from pullback.check.runner import check
-from pullback.check.target.target import Target, choosing, declared_with
+from pullback.check.runner import checked
+from pullback.check.target.target import Target, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
@@ -298,32 +299,13 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
 def _checked(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     """The report on one target, or what keeps it from being checked."""
     torch.manual_seed(0)  # the same inputs, whatever was checked before
-    with choosing(partial(_inside, options.settings)):
-        return _report(options, identity, target)
-
-
-def _report(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     chosen = options.settings.of(identity.names, identity.file)
     try:
         declared = declared_with(target, chosen.declares)
         source = _source(options, chosen)
         inputs, note = inputs_for(identity.name, declared, source)
 
-        def run(arguments: Any) -> Report:
-            with _progress(target.name if options.settings.jobs == 1 else "") as progress:
-                return check(
-                    declared,
-                    arguments,
-                    select=chosen.select,
-                    allow=chosen.allow,
-                    profile=chosen.profile,
-                    ranks=options.inputs.ranks,
-                    placements=dict(options.placements) or None,
-                    sanitize=options.sanitize,
-                    seconds=chosen.time or None,
-                    progress=progress,
-                )
-
+        run = partial(_run, options, chosen, declared)
         if options.inputs.ranks is not None or not options.settings.cache:
             report, was_kept = run(inputs), False
         else:
@@ -335,6 +317,23 @@ def _report(options: Options, identity: Identity, target: Target) -> Report | Pu
         return error
     notes = [note] if note else []
     return report.with_notes(*notes, *[KEPT] * was_kept)
+
+
+def _run(options: Options, chosen: Chosen, target: Target, arguments: Any) -> Report:
+    """The report on a target at these arguments, made now."""
+    with _progress(target.name if options.settings.jobs == 1 else "") as progress:
+        asked = CheckOptions(
+            select=chosen.select,
+            allow=chosen.allow,
+            profile=chosen.profile,
+            ranks=options.inputs.ranks,
+            placements=dict(options.placements) or None,
+            sanitize=options.sanitize,
+            seconds=chosen.time or None,
+            progress=progress,
+            options_of=partial(_inside, options.settings),
+        )
+        return checked(target, arguments, asked)
 
 
 def _inside(settings: Settings, target: Target) -> dict[str, Any]:

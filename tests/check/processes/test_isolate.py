@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check import runner, work
+from pullback.check import driving, work
 from pullback.check.findings.finding import Rule
 from pullback.check.findings.registered import Registered
 from pullback.check.processes import forked, fresh, isolate
@@ -175,7 +175,7 @@ def test_interruption_keeps_what_was_found(monkeypatch):
         )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "messages", interrupted)
+    monkeypatch.setattr(driving, "messages", interrupted)
 
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor", "nonlinear-backward"])
 
@@ -263,7 +263,7 @@ def test_no_file_descriptors_are_no_error(monkeypatch):
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 
     assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
-    assert runner.HERE in report.notes[0]
+    assert driving.HERE in report.notes[0]
     assert "no process could be started: Too many open files" in report.notes[0]
 
 

@@ -6,7 +6,7 @@ forward changes are put back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from pullback.check.models.gradients import ModelSlopes
 from pullback.check.models.observer import CallOrigin, ObservedPass, Observer
 from pullback.check.models.program import ModelProgram
 from pullback.check.models.rules import CUT, NOT_FINITE, UNUSED, WRONG, model_rules
+from pullback.check.options import CheckOptions
 from pullback.check.recordings.inside import stored_calls
 from pullback.check.recordings.recorded import Recording
 from pullback.check.target.target import Target, target_of
@@ -39,11 +40,7 @@ class ModelRequest:
     target: Target
     examples: tuple[Example, ...]
     wanted: frozenset[int]  # the inputs that the user gave with `requires_grad`
-    select: tuple[str, ...] = ()
-    allow: tuple[str, ...] = ()
-    profile: str = "standard"
-    seconds: float | None = None
-    progress: Callable[[str, int, int], None] | None = None
+    options: CheckOptions
 
 
 @dataclass(slots=True)

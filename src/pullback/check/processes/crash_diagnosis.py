@@ -81,7 +81,7 @@ def _task(task: Callable[[Outbox], None], outbox: Outbox) -> None:
 
 
 def _try_again(job: Job, rule: int, outbox: Outbox) -> None:
-    names = job.target.names_of(max(len(example.args) for example in job.examples))
+    names = job.names
 
     def call(*args: Any) -> Any:
         outbox.send((_words(names, args), _program(job.target, names, args)))
