@@ -9,9 +9,10 @@ from pullback.check.findings.finding import Finding, Rule
 from pullback.check.processes import fresh
 from pullback.check.processes.crash import RULE as CRASH
 from pullback.check.processes.crash_diagnosis import CrashCause, cause_of
+from pullback.check.processes.endings import Died
 from pullback.check.processes.forked import messages
 from pullback.check.processes.fresh import CannotSendError, fresh_messages
-from pullback.check.processes.isolate import CannotForkError, Died, why_no_fork
+from pullback.check.processes.isolate import CannotForkError, why_no_fork
 from pullback.check.processes.warm import warm_up
 from pullback.check.target.target import Target
 from pullback.check.work import Job, work

@@ -19,7 +19,7 @@ from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
 from pullback.check.options import OptionsOf, nothing_chosen
-from pullback.check.processes.isolate import OURS, TORCH, raising_file
+from pullback.check.processes.endings import OURS, TORCH, raising_file
 from pullback.check.rules import Registered
 from pullback.check.subject.subject import Subject
 from pullback.check.subject.surrogates import Surrogate, intent_with, surrogates_of

@@ -17,7 +17,8 @@ from pullback.check.models.examine import Examined, ModelRequest, examine, resto
 from pullback.check.models.rules import GROUP, WRONG, model_rules
 from pullback.check.models.savings import derived_saving
 from pullback.check.models.shared import SharedModule, combined_modules
-from pullback.check.processes.isolate import Died, answer_of, why_no_fork
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of, why_no_fork
 from pullback.check.recordings.inside import CheckOne, Inside, grouped_calls, reports_inside
 from pullback.check.recordings.recorded import called_at
 from pullback.check.rules import all_rules, selected

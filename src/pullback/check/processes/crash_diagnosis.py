@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.processes.confine import Fork
-from pullback.check.processes.isolate import Died, Watch
+from pullback.check.processes.endings import Died
+from pullback.check.processes.fork import Fork
+from pullback.check.processes.watch import Watch
 from pullback.check.processes.wire import GarbledError, Outbox, PrintedOutput
 from pullback.check.target.spelling import UnspeakableError, imported, spelled
 from pullback.check.target.target import Target

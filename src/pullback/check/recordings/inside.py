@@ -21,7 +21,8 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.check.findings.finding import Severity
 from pullback.check.findings.report import Report
 from pullback.check.options import CheckOptions, OptionsOf, chosen_target, nothing_chosen
-from pullback.check.processes.isolate import Died, answer_of
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of
 from pullback.check.recordings.call import function_name, load_function, read_call
 from pullback.check.recordings.recorded import Recording
 from pullback.check.recordings.stored import CannotStoreError

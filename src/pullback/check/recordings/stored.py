@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.recordings.groups import GroupOf
-from pullback.check.target.naming import loaded_member
+from pullback.check.target.naming import loaded, path_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.judge.example import Tie, owned_tensors
 
@@ -119,8 +119,8 @@ class _Description:
 
     def path_of(self, thing: Any) -> str:
         """`module:Name` of a class or function; raises for one that is not found again by it."""
-        path = _import_path(thing)
-        if not path:
+        path = path_of(thing)
+        if not path or loaded(path) is not thing:
             name = getattr(thing, "__qualname__", type(thing).__qualname__)
             raise CannotStoreError(f"`{name}` cannot be imported by its name")
         if not _is_known(path, self.target):
@@ -130,14 +130,6 @@ class _Description:
 
 def _tied(tie: Tie) -> dict[str, Any]:
     return {KEY: "tied", "module": tie.module, "name": tie.name}
-
-
-def _import_path(thing: Any) -> str:
-    """`module:Name` that leads to a class or function; empty where none does."""
-    is_builtin = isinstance(thing, BuiltinFunctionType)
-    name = thing.__name__ if is_builtin else thing.__qualname__
-    module = getattr(thing, "__module__", None) or ("torch" if is_builtin else "")
-    return f"{module}:{name}" if loaded_member(module, name) is thing else ""
 
 
 def _is_known(path: str, target: str) -> bool:

@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from pullback.check.processes.isolate import Died, answer_of, why_no_autograd, why_no_fork
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of, why_no_autograd, why_no_fork
 from pullback.check.subject.subject import Subject
 from pullback.derive.plain import plain_program
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
-from pullback.check.findings.facts import Number, at_worst, numbers, sheet_of
+from pullback.check.findings.facts import at_worst, numbers, sheet_of
 from pullback.check.findings.finding import Finding as Finding
 from pullback.check.findings.finding import Rule as Rule
 from pullback.check.findings.finding import Severity as Severity
@@ -36,8 +36,8 @@ from pullback.check.repro.writing import with_repro
 from pullback.check.target.target import Intent, Target
 from pullback.check.watching.dispatch import Work
 from pullback.check.watching.leftovers import leftovers_of
-from pullback.judge.example import Example, describe_value, tensors_in, wide_of
-from pullback.judge.mismatch import Mismatch, index_of
+from pullback.judge.example import Example, describe_value, tensors_in
+from pullback.judge.mismatch import Mismatch
 from pullback.judge.patterns import Pattern, error_pattern, factor_of
 from pullback.judge.run import (
     BackwardFailedError as BackwardFailedError,
@@ -404,28 +404,6 @@ def _sizes_and_indices(example: Example) -> list[Any]:
     return [(tuple(t.shape), t.tolist() if is_index(t) else None) for t in tensors]
 
 
-def differing(
-    now: dict[str, Tensor | None], before: dict[str, Tensor | None]
-) -> Iterator[tuple[str, tuple[int, ...], Number, Number]]:
-    """The gradients that came otherwise: the name, the worst index, the number now and before."""
-    for name, new in now.items():
-        old = before.get(name)
-        if new is None or old is None or new.shape != old.shape or is_close(new, old, 100):
-            continue
-        yield (name, *worst_of(new, old))
-
-
-def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], Number, Number]:
-    """Where two tensors of one shape differ most: the index, and both numbers."""
-    apart = wide_of(a) - wide_of(b)
-    size = torch.nan_to_num(apart.abs(), nan=float("inf"))
-    flat = int(size.flatten().argmax()) if size.numel() else 0
-    if not size.numel():
-        return (), Number(None), Number(None)
-    one, two = (tensor.detach().flatten()[flat].item() for tensor in (a, b))
-    return index_of(flat, a.shape), *numbers(one, two)
-
-
 def each(items: Iterable[Any], subject: Subject) -> Iterator[Any]:
     """The items, until the subject's time is up."""
     for item in items:
@@ -446,5 +424,4 @@ __all__ = [
     "describe",
     "describe_value",
     "each",
-    "worst_of",
 ]

@@ -30,11 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.facts import Gradient
 from pullback.check.inputs.dtypes import dtype_of
 from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.subject.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
 from pullback.check.subject.elsewhere import Results, results_of
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.refusal import is_meant
 from pullback.check.subject.subject import (
     BackwardFailedError,
@@ -44,7 +45,6 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.judge.example import Example
 from pullback.judge.run import run
@@ -103,13 +103,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         slack = near * float(two.abs().max()) + 4 * usual_error
         if not bool(torch.isfinite(two.abs()).all()) or _apart(one, two) <= slack:
             continue
-        index, have, want = worst_of(one, two)
+        gap = gap_of(Gradient(name), one, two)
         yield subject.finding(
             RULE,
             example=example,
-            at=At(Gradient(name), index, rest=", after a forward under autocast"),
-            expected=f"near {want}, as without autocast",
-            got=have,
+            at=gap.at.then(", after a forward under autocast"),
+            expected=f"near {gap.expected}, as without autocast",
+            got=gap.got,
             fix="let backward do the same whether or not autocast is on while it runs",
         )
 

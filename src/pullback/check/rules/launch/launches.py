@@ -46,13 +46,10 @@ def races(subject: Subject) -> Iterator[Finding | Skip]:
                 continue
         except CallError:
             continue
-        at, expected, got = found
         yield Finding.made(
             RACE,
             inputs=example.words(subject.names),
-            at=at,
-            expected=f"{expected}, as in another run with the same numbers, up to rounding",
-            got=got,
+            **found.facts(expected=", as in another run with the same numbers, up to rounding"),
             why="programs of a kernel write to one place, or read what another has yet to write: "
             "additions in another order differ in the last digits only",
             fix="let one program own each place, or add with `tl.atomic_add`",
@@ -71,13 +68,13 @@ def streams(subject: Subject) -> Iterator[Finding | Skip]:
     found = difference(_on_stream(subject), usual)
     if found is None:
         return
-    at, expected, got = found
     yield Finding.made(
         STREAM,
         inputs=example.words(subject.names),
-        at=at,
-        expected=f"{expected}, as on the default stream",
-        got=f"{got} on another one, which is busy making the inputs",
+        **found.facts(
+            expected=", as on the default stream",
+            got=" on another one, which is busy making the inputs",
+        ),
         why="it starts before its inputs are there: its kernels run on a stream of their own",
         fix="launch on torch.cuda.current_stream(), or let that wait for the other",
     )
@@ -133,13 +130,10 @@ def choices(subject: Subject) -> Iterator[Finding | Skip]:
         except CallError:
             continue
         if found is not None:
-            at, expected, got = found
             yield Finding.made(
                 TUNING,
                 inputs=example.words(subject.names),
-                at=at,
-                expected=f"{expected}, as with what was chosen",
-                got=f"{got} with {words}",
+                **found.facts(expected=", as with what was chosen", got=f" with {words}"),
                 why="what the kernel computes depends on how the work is cut into pieces",
                 fix="mask the ends of blocks, and let programs share nothing they do not own",
             )

@@ -13,6 +13,7 @@ from pullback.check.findings.facts import At, Gradient, Number
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.context import Form, Repro, ReproContext, text_of
 from pullback.check.subject.conditions import RUNS, STEADY, needs
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.own import own_argument
 from pullback.check.subject.subject import (
     BackwardFailedError,
@@ -20,7 +21,6 @@ from pullback.check.subject.subject import (
     Rule,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.judge.example import wide_of
 from pullback.judge.mismatch import index_of
@@ -69,13 +69,12 @@ def nonlinear_backward(subject: Subject) -> Iterator[Finding | Skip]:
                 continue
             done.add(name)
             subject.reported.add((NONLINEAR_BACKWARD.group, name))
-            index, have, want = worst_of(got, 2 * one - 3 * two)
             yield subject.finding(
                 NONLINEAR_BACKWARD,
                 example=subject.base,
-                at=At(Gradient(name), index),
-                expected=want.then(", from 2 backward(u) - 3 backward(v)"),
-                got=have.then(", from backward(2u - 3v)"),
+                **gap_of(Gradient(name), got, 2 * one - 3 * two).facts(
+                    expected=", from 2 backward(u) - 3 backward(v)", got=", from backward(2u - 3v)"
+                ),
                 fix="let each gradient be a product with the cotangent, with nothing that bends it",
             )
 
@@ -214,13 +213,14 @@ def scaled_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
             if _is_same(back, one):
                 continue
             done.add(name)
-            index, have, want = worst_of(back, one)
             yield subject.finding(
                 SCALED_COTANGENT,
                 example=subject.base,
-                at=At(Gradient(name), index, rest=f", for cotangents of size {size:g}"),
-                expected=want.then(f" times {size:g}"),
-                got=have.then(f" times {size:g}"),
+                **gap_of(Gradient(name), back, one).facts(
+                    f", for cotangents of size {size:g}",
+                    expected=f" times {size:g}",
+                    got=f" times {size:g}",
+                ),
                 detail=Size(size),
                 fix="let each gradient be a product with the cotangent, whatever its size",
             )

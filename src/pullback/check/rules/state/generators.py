@@ -15,12 +15,12 @@ from torch import Tensor
 
 from pullback.capture.trees import map_leaves
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At, Gradient
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.subject.conditions import DETERMINISTIC, RUNS, needs
 from pullback.check.subject.draws import draws
+from pullback.check.subject.gap import gaps
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -30,7 +30,6 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    differing,
     each,
 )
 from pullback.function.isolation import RandomState
@@ -118,16 +117,16 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
             again = run.pull(_uneven(subject, run), retain_graph=True)
         except BackwardFailedError:
             break
-        for name, index, have, want in differing(again, kept):
-            if subject.target.intent.is_surrogate(name):
+        for gap in gaps(again, kept):
+            if subject.target.intent.is_surrogate(gap.name):
                 is_meant = True
                 continue
             yield subject.finding(
                 RANDOM_IN_BACKWARD,
                 example=subject.base,
-                at=At(Gradient(name), index, rest=", with another state of the generator"),
-                expected=want.then(", as with the first state"),
-                got=have,
+                **gap.facts(
+                    ", with another state of the generator", expected=", as with the first state"
+                ),
                 fix=FIX,
             )
             return

@@ -30,10 +30,11 @@ from typing import Any
 from torch import Tensor
 
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At, Gradient, Number, Output, Thing, Words
+from pullback.check.findings.facts import At, Gradient, Output, Thing, Words
 from pullback.check.inputs.others import other_values
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -41,11 +42,12 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.judge.example import can_differ
-from pullback.judge.run import Raised, Run
+from pullback.judge.run import Run
 from pullback.judge.tolerances import is_close
+
+LATER, FIRST = ", in a later call with the same arguments", ", as in the first call"
 
 RULE = Rule("T903", "result-depends-on-history", "state", profile="quick")
 
@@ -72,13 +74,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             now = run.pull(subject.cotangents(run))
         except BackwardFailedError as failure:
-            yield _finding(subject, At("backward"), Words("gradients"), failure.raised, draws)
+            raises = {"expected": Words("gradients", FIRST), "got": failure.raised}
+            yield _finding(subject, {"at": At("backward", rest=LATER), **raises}, draws)
             return
         for thing, got, expected in _pairs(held, outputs, now, first):
             if _is_same(subject, got, expected):
                 continue
-            index, have, want = worst_of(got, expected)
-            yield _finding(subject, At(thing, index), want, have, draws)
+            yield _finding(
+                subject, gap_of(thing, got, expected).facts(LATER, expected=FIRST), draws
+            )
             return
     yield from _since_first(subject, draws)
 
@@ -91,18 +95,14 @@ def _since_first(subject: Subject, draws: bool) -> Iterator[Finding]:
         return
     for thing, got, expected in _pairs([], [], now, subject.first_gradients):
         if not _is_same(subject, got, expected, 1):
-            index, have, want = worst_of(got, expected)
-            yield _finding(subject, At(thing, index), want, have, draws)
+            yield _finding(
+                subject, gap_of(thing, got, expected).facts(LATER, expected=FIRST), draws
+            )
             return
 
 
-def _finding(
-    subject: Subject, at: At, want: Number | Words, have: Number | Raised, draws: bool
-) -> Finding:
-    facts: dict[str, Any] = {
-        "at": at.then(", in a later call with the same arguments"),
-        "expected": want.then(", as in the first call"),
-        "got": have,
+def _finding(subject: Subject, facts: dict[str, Any], draws: bool) -> Finding:
+    facts |= {
         "fix": "let the result depend on the arguments alone; pass what changes as one of them",
     }
     if draws:
