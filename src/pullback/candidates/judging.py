@@ -17,13 +17,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from pullback.candidates.case import FIRST, Case
-from pullback.candidates.host import (
-    LostError,
-    Peer,
-    ReferenceLostError,
-    RefusedError,
-    warm_host,
-)
+from pullback.candidates.host import LostError, Peer, ReferenceLostError, RefusedError, warm_host
 from pullback.candidates.sources import Source, sendable
 from pullback.candidates.system import held_back
 from pullback.candidates.verdict import Verdict

@@ -17,8 +17,8 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.recordings.groups import GroupOf, by_ranks, with_group
 from pullback.check.recordings.stored import built_arguments, described_arguments, is_tied
+from pullback.check.target.naming import already_loaded, path_of
 from pullback.check.target.naming import load as load_target
-from pullback.check.target.naming import loaded, path_of
 from pullback.check.target.registration import body_of, schema_of
 from pullback.check.target.target import OPS
 from pullback.errors import RecordingError
@@ -128,7 +128,7 @@ def function_name(function: Any) -> str:
     if not is_op(function):
         return path_of(function)
     body = path_of(body_of(function))
-    if is_op(loaded(body)):
+    if is_op(already_loaded(body)):
         return body
     return f"torch.ops.{schema_of(function).name.replace('::', '.')}"
 

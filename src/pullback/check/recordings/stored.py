@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.recordings.groups import GroupOf
-from pullback.check.target.naming import loaded, path_of
+from pullback.check.target.naming import already_loaded, path_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.judge.example import Tie, owned_tensors
 
@@ -120,7 +120,7 @@ class _Description:
     def path_of(self, thing: Any) -> str:
         """`module:Name` of a class or function; raises for one that is not found again by it."""
         path = path_of(thing)
-        if not path or loaded(path) is not thing:
+        if not path or already_loaded(path) is not thing:
             name = getattr(thing, "__qualname__", type(thing).__qualname__)
             raise CannotStoreError(f"`{name}` cannot be imported by its name")
         if not _is_known(path, self.target):

@@ -13,7 +13,7 @@ from pullback.check.findings.facts import At, Gradient, Output, Words
 from pullback.check.subject.gap import Gap, gap_of
 from pullback.check.subject.subject import Subject
 from pullback.judge.example import Example, can_differ
-from pullback.judge.run import BackwardFailedError, Run, run
+from pullback.judge.run import BackwardFailedError, Run
 from pullback.judge.tolerances import is_close
 
 Call = Callable[..., Any]
@@ -35,12 +35,7 @@ def results_of(
     With `by_field`, the gradients are taken from `.grad`, after `torch.autograd.backward`.
     """
     subject.tried["runs"] += 1
-    called = run(
-        call or subject.target.call,
-        example,
-        subject.names,
-        through_clone=subject.writes_inputs,
-    )
+    called = subject.run_other(call or subject.target.call, example)
     outputs = tuple(output.detach().clone() for output in called.outputs)
     if not called.live:
         return Results(outputs, {})

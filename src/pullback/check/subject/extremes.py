@@ -22,23 +22,9 @@ from pullback.check.watching.dispatch import foreign_calls
 from pullback.judge.example import Example, can_differ, wide_of
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.reference import STEP
-from pullback.judge.run import (
-    BackwardFailedError,
-    ForwardRefusedError,
-    Run,
-    copies_of,
-    describe,
-)
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, describe
 from pullback.judge.slopes import Slopes
-from pullback.judge.tolerances import (
-    FAINT,
-    FAITHFUL,
-    GUARDED,
-    SMOOTH,
-    STEEP,
-    TIED,
-    TIED_AT_ZERO,
-)
+from pullback.judge.tolerances import FAINT, FAITHFUL, GUARDED, SMOOTH, STEEP, TIED, TIED_AT_ZERO
 
 Cotangents = Sequence["Tensor | None"]
 SINGULAR = "_LinAlgError"  # what PyTorch raises for a matrix without an inverse

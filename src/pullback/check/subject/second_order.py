@@ -31,7 +31,6 @@ from pullback.judge.run import (
     cotangent_of,
     cotangents_of,
     of_span,
-    run,
 )
 from pullback.judge.tolerances import ALONG, ENTRY, ERRORS, KINK, SHARE, Tolerance, tolerance_for
 
@@ -269,13 +268,8 @@ class Point:
                 held = cotangents[k]
                 assert held is not None
                 cotangents[k] = held + t * along.to(held)
-            called = run(
-                self.subject.target.call,
-                self.example,
-                self.subject.names,
-                args=tuple(args),
-                through_clone=self.subject.writes_inputs,
-            )
+            call = self.subject.target.call
+            called = self.subject.run_other(call, self.example, args=tuple(args))
             grads = called.pull(cotangents)
             total = weighted_sum([grads[name] for name in self.names], self.weights)
             return 0.0 if total is None else float(total.detach())

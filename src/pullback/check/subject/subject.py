@@ -39,13 +39,9 @@ from pullback.check.watching.leftovers import leftovers_of
 from pullback.judge.example import Example, describe_value, tensors_in
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.patterns import Pattern, error_pattern, factor_of
-from pullback.judge.run import (
-    BackwardFailedError as BackwardFailedError,
-)
+from pullback.judge.run import BackwardFailedError as BackwardFailedError
 from pullback.judge.run import CallError as CallError
-from pullback.judge.run import (
-    ForwardRefusedError as ForwardRefusedError,
-)
+from pullback.judge.run import ForwardRefusedError as ForwardRefusedError
 from pullback.judge.run import Raised, Run, copies_of, cotangents_of, describe, of_span, run
 from pullback.judge.tolerances import NEAR_ONE, is_close
 from pullback.judge.verdict import Judge
@@ -148,8 +144,7 @@ class Subject:
         self._keep_relations(example)
         self._try_indices(example)
         wanted = None if needs is None else frozenset(needs)
-        through = self.writes_inputs
-        return run(self.target.call, example, self.names, needs=wanted, through_clone=through)
+        return self.run_other(self.target.call, example, needs=wanted)
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
@@ -219,6 +214,26 @@ class Subject:
         """Call the target on these very arguments, made from `example`."""
         self.tried["runs"] += 1
         return run(self.target.call, example, self.names, args=args)
+
+    def run_other(
+        self,
+        call: Callable[..., Any],
+        example: Example,
+        *,
+        needs: frozenset[int] | None = None,
+        args: tuple[Any, ...] | None = None,
+    ) -> Run:
+        """Call something else as the target is called, or it at inputs unlike the examples."""
+        return run(
+            call, example, self.names, needs=needs, args=args, through_clone=self.writes_inputs
+        )
+
+    def arguments(self, example: Example, needs: frozenset[int] | None = None) -> tuple[Any, ...]:
+        """Fresh arguments, into which forward may write where it does."""
+        args = example.fresh(needs=needs)
+        if not self.writes_inputs:
+            return args
+        return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
 
     def accepts(self, example: Example) -> bool:
         """Whether forward takes these arguments."""

@@ -38,7 +38,7 @@ from pullback.check.target.target import Intent, Target
 from pullback.check.watching.dispatch import names_of_ops
 from pullback.judge.example import Example, can_differ, example_of
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, run
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 
 ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "floor_divide"})
 CROSSING = 0.1  # of the entries may pass to another piece when an input moves by a tiny step
@@ -293,7 +293,7 @@ def _changed(subject: Subject, called: Run, example: Example) -> dict[int, float
 
 def _run(subject: Subject, example: Example) -> Run:
     """A run at inputs that need not be such as the examples are: it is forward that is asked."""
-    return run(subject.target.call, example, subject.names, through_clone=subject.writes_inputs)
+    return subject.run_other(subject.target.call, example)
 
 
 def _is_same(made: Tensor, given: Any) -> bool:

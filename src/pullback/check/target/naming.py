@@ -65,7 +65,7 @@ def path_of(thing: Any) -> str:
     return f"{module}:{name}" if module and name else ""
 
 
-def loaded(path: str) -> Any:
+def already_loaded(path: str) -> Any:
     """What `module:name` is in this process, which imports nothing for it; None if nothing."""
     module, _, name = path.partition(":")
     try:

@@ -19,15 +19,7 @@ from pullback.check.subject.draws import draws
 from pullback.check.subject.elsewhere import Results, difference
 from pullback.check.subject.gap import Fact, gap_of
 from pullback.check.subject.refusal import is_meant
-from pullback.check.subject.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    describe,
-    each,
-)
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, describe, each
 from pullback.check.target.registration import has_vmap_rule
 from pullback.check.watching.dispatch import foreign_calls
 from pullback.function.isolation import seeded

@@ -47,7 +47,6 @@ from pullback.check.subject.subject import (
     Subject,
 )
 from pullback.judge.example import Example
-from pullback.judge.run import run
 
 RULE = Rule("P004", "autocast-differs", "compile", profile="quick")
 
@@ -66,7 +65,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         usual = results_of(subject, example)
         called = _cast(subject.target.call)
-        run(called, example, subject.names, through_clone=subject.writes_inputs)
+        subject.run_other(called, example)
     except CallError as refusal:
         yield Skip.refused(RULE, "it refuses float32 or autocast", refusal.raised)
         return

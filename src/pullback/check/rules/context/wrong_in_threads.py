@@ -36,14 +36,7 @@ from pullback.check.subject.conditions import RUNS, needs
 from pullback.check.subject.draws import draws, draws_in_backward
 from pullback.check.subject.elsewhere import is_repeatable
 from pullback.check.subject.gap import gap_of
-from pullback.check.subject.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    describe,
-)
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, describe
 from pullback.check.watching.dispatch import in_turns
 from pullback.judge.example import Example, tensors_in
 from pullback.judge.tolerances import is_close

@@ -16,14 +16,7 @@ from pullback.check.subject.conditions import HAS_JVP, needs
 from pullback.check.subject.forward_mode import paired_sum, pushed, tangents_of
 from pullback.check.subject.gap import gap_of
 from pullback.check.subject.refusal import is_meant
-from pullback.check.subject.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    describe,
-)
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, describe
 from pullback.judge.tolerances import is_close
 
 WRONG_JVP = Rule("F001", "wrong-jvp", "forward", profile="quick")

@@ -15,13 +15,7 @@ from pullback.check.repro.context import Form, Repro, ReproContext, text_of
 from pullback.check.subject.conditions import RUNS, STEADY, needs
 from pullback.check.subject.gap import gap_of
 from pullback.check.subject.own import own_argument
-from pullback.check.subject.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-)
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.judge.example import wide_of
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import Run, copies_of

@@ -31,13 +31,7 @@ from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.subject.conditions import KEEPS_INPUTS, RUNS, STEADY, needs
 from pullback.check.subject.gap import gaps
-from pullback.check.subject.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-)
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.judge.run import Run
 
 RULE = Rule("B851", "stale-after-edit", "memory", profile="quick")

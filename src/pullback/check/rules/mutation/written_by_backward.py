@@ -16,13 +16,7 @@ from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import begun, changed_by_backward
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.subject.gap import gaps
-from pullback.check.subject.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-)
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.check.watching.snapshot import Snapshot, share_memory
 from pullback.judge.example import tensors_in
 from pullback.judge.run import Run

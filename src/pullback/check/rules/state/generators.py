@@ -211,9 +211,7 @@ def _states_after(
     subject: Subject, random_state: RandomState, seed: int, later: int
 ) -> tuple[dict[Generator, Any], dict[Generator, Any]]:
     """The states of the generators after forward, and after backward."""
-    args = subject.small.fresh()
-    if subject.writes_inputs:
-        args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+    args = subject.arguments(subject.small)
     random_state.seed(seed)
     try:
         result = subject.target.call(*args)

@@ -22,8 +22,6 @@ Cannot see
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +32,7 @@ from pullback.check.findings.facts import At, Gradient, Output, Thing, Words
 from pullback.check.inputs.others import other_values
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
+from pullback.check.subject.draws import foreign_states
 from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
@@ -56,9 +55,9 @@ REPEATS = 6
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    before = _foreign_states()
+    before = foreign_states()
     usual = subject.run()
-    draws = _foreign_states() != before
+    draws = foreign_states() != before
     outputs = _held(usual)
     try:
         first = _copied(usual.pull(subject.cotangents(usual)))
@@ -144,15 +143,6 @@ def _held(run: Run) -> list[Tensor]:
 
 def _copied(grads: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
     return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
-
-
-def _foreign_states() -> tuple[Any, ...]:
-    """The state of Python's and NumPy's generators."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
-        return (random.getstate(),)
-    state = numpy.random.get_state()
-    return random.getstate(), state[1].tobytes(), state[2]
 
 
 def _again(context: ReproContext) -> Repro | str:
