@@ -59,6 +59,11 @@ def gaps(now: Gradients, before: Gradients) -> Iterator[Gap]:
         yield gap_of(Gradient(name), new, old)
 
 
+def copied(grads: Gradients) -> Gradients:
+    """The gradients as they are now, whatever is written into them later."""
+    return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
+
+
 def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], Number, Number]:
     """Where two tensors of one shape differ most: the index, and both numbers."""
     apart = wide_of(a) - wide_of(b)

@@ -27,10 +27,9 @@ def own_argument(subject: Subject, example: Example, name: str, *, times: float 
     call = subject.target.call  # at inputs that need not be such as the examples are
     for i, other in _others(example, subject.names.index(name)):
         try:
-            usual, half = (subject.run_other(call, e) for e in (example, example.put(i, other, "")))
-            none = subject.run_other(
-                call, example.put(i, 0 * other, "")
-            )  # a mask is as good with a half
+            # Without it, too: a mask is as good with a half of it.
+            three = example, example.put(i, other, ""), example.put(i, 0 * other, "")
+            usual, half, none = (subject.run_other(call, one) for one in three)
             one, two = (_pulled(subject, run, times)[name] for run in (usual, half))
         except CallError:
             continue

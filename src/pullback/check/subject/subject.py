@@ -33,6 +33,7 @@ from pullback.check.inputs.relations import (
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.kernels.tuning import worked
 from pullback.check.repro.writing import with_repro
+from pullback.check.subject.gap import copied
 from pullback.check.target.target import Intent, Target
 from pullback.check.watching.dispatch import Work
 from pullback.check.watching.leftovers import leftovers_of
@@ -301,7 +302,7 @@ class Subject:
             grads = called.pull(self.cotangents(called))
         except (ForwardRefusedError, BackwardFailedError):
             return {}
-        return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
+        return copied(grads)
 
     @cached_property
     def base_mismatches(self) -> list[Mismatch]:

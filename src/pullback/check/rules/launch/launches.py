@@ -14,6 +14,7 @@ from pullback.check.inputs.shapes import batches_of
 from pullback.check.kernels.choices import on_side_stream, seen, tuner_entry, with_warps
 from pullback.check.subject.conditions import DETERMINISTIC, KEEPS_INPUTS, RUNS, Condition, needs
 from pullback.check.subject.elsewhere import Results, difference, results_of
+from pullback.check.subject.gap import copied
 from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import mapped, tensors_in
 
@@ -106,7 +107,7 @@ def _on_stream(subject: Subject) -> Results:
             if wanted is not None and empty is not None:
                 copy(wanted, empty)
         grads = called.pull(given) if called.live else {}
-        grads = {n: None if g is None else g.clone() for n, g in grads.items()}
+        grads = copied(grads)
     torch.cuda.synchronize()
     return Results(outputs, grads)
 
@@ -152,7 +153,7 @@ def _ways(subject: Subject, entries: int, warps: set[int]) -> Iterator[Way]:
 
 
 def _kept(results: Results) -> Results:
-    grads = {name: None if g is None else g.detach().clone() for name, g in results.grads.items()}
+    grads = copied(results.grads)
     return Results(results.outputs, grads)
 
 

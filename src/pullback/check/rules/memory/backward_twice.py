@@ -27,7 +27,7 @@ from torch import Tensor
 from pullback.check.findings.explaining import REPEATING, Cause, Sign
 from pullback.check.repro.calls import second_backward
 from pullback.check.subject.conditions import KEEPS_MEMORY, RUNS, needs
-from pullback.check.subject.gap import gaps
+from pullback.check.subject.gap import copied, gaps
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -48,7 +48,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     run = subject.run()
     first = run.pull(subject.cotangents(run), retain_graph=True)
-    before = {name: None if g is None else g.detach().clone() for name, g in first.items()}
+    before = copied(first)
     try:
         second = run.pull(subject.cotangents(run))
     except BackwardFailedError as failure:

@@ -15,7 +15,7 @@ from pullback.check.findings.facts import At, Cotangent, Input, Output, Thing
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import begun, changed_by_backward
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.subject.gap import gaps
+from pullback.check.subject.gap import copied, gaps
 from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.check.watching.snapshot import Snapshot, share_memory
 from pullback.judge.example import tensors_in
@@ -118,7 +118,7 @@ def _differs(
     subject: Subject, run: Run, first: dict[str, Tensor | None], why: str
 ) -> Iterator[Finding]:
     """One finding per gradient that a second backward gives otherwise."""
-    before = {name: None if g is None else g.detach().clone() for name, g in first.items()}
+    before = copied(first)
     try:
         second = run.pull(subject.cotangents(run, 4))
     except BackwardFailedError:

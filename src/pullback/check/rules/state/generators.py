@@ -20,7 +20,7 @@ from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.subject.conditions import DETERMINISTIC, RUNS, needs
 from pullback.check.subject.draws import draws
-from pullback.check.subject.gap import gaps
+from pullback.check.subject.gap import copied, gaps
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -109,7 +109,7 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     moved = [which for which, state in _states().items() if state != before[which]]
     if not moved:
         return
-    kept = {n: None if g is None else g.detach().clone() for n, g in first.items()}
+    kept = copied(first)
     is_meant = False
     for seed in SEEDS:
         random_state.seed(seed)

@@ -33,7 +33,7 @@ from pullback.check.inputs.others import other_values
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
 from pullback.check.subject.draws import foreign_states
-from pullback.check.subject.gap import gap_of
+from pullback.check.subject.gap import copied, gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -60,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     draws = foreign_states() != before
     outputs = _held(usual)
     try:
-        first = _copied(usual.pull(subject.cotangents(usual)))
+        first = copied(usual.pull(subject.cotangents(usual)))
     except BackwardFailedError as failure:
         yield Skip.refused(RULE, "backward fails", failure.raised)
         return
@@ -139,10 +139,6 @@ def _is_same(subject: Subject, got: Tensor, expected: Tensor, factor: float = 10
 def _held(run: Run) -> list[Tensor]:
     """What the outputs hold, before backward may write into them."""
     return [output.detach().clone() for output in run.outputs]
-
-
-def _copied(grads: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
 
 
 def _again(context: ReproContext) -> Repro | str:
