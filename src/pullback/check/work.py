@@ -20,6 +20,7 @@ from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
 from pullback.check.options import OptionsOf, nothing_chosen
 from pullback.check.processes.endings import OURS, TORCH, raising_file
+from pullback.check.repro.writing import with_repro
 from pullback.check.rules import Registered
 from pullback.check.subject.subject import Subject
 from pullback.check.subject.surrogates import Surrogate, intent_with, surrogates_of
@@ -101,7 +102,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the threads of the parent are not in a fork, and waiting would hang
     try:
-        subject = Subject(job.target, job.examples, profile=job.profile)
+        subject = Subject(job.target, job.examples, profile=job.profile, show=with_repro)
         call = 0.0
         if first == 0:
             with drawing_from(SEED):
@@ -142,7 +143,7 @@ def _in_own_precision(subject: Subject, tell: Tell) -> Subject:
         return subject
     tell(Message("noted", reason=SINGLE))
     target = without_double(subject.target)
-    return Subject(target, subject.examples, profile=subject.profile)
+    return Subject(target, subject.examples, profile=subject.profile, show=subject.show)
 
 
 def _taken_as_meant(subject: Subject, job: Job) -> tuple[Surrogate, ...]:

@@ -20,6 +20,8 @@ from pullback.check.processes.endings import Died
 from pullback.check.processes.fork import Fork
 from pullback.check.processes.watch import Watch
 from pullback.check.processes.wire import GarbledError, Outbox, PrintedOutput
+from pullback.check.repro.writing import with_repro
+from pullback.check.subject.subject import Subject
 from pullback.check.target.spelling import UnspeakableError, imported, spelled
 from pullback.check.target.target import Target
 from pullback.check.work import Job, try_rule, work
@@ -92,9 +94,7 @@ def _try_again(job: Job, rule: int, outbox: Outbox) -> None:
     if rule < 0:
         work(replace(narrated, rules=()), lambda message: None)
         return
-    from pullback.check.subject.subject import Subject  # it imports what writes repros
-
-    subject = Subject(narrated.target, job.examples, profile=job.profile)
+    subject = Subject(narrated.target, job.examples, profile=job.profile, show=with_repro)
     try_rule(job.rules[rule], subject)
 
 

@@ -32,7 +32,6 @@ from pullback.check.inputs.relations import (
 )
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.kernels.tuning import worked
-from pullback.check.repro.writing import with_repro
 from pullback.check.subject.gap import copied
 from pullback.check.target.target import Intent, Target
 from pullback.check.watching.dispatch import Work
@@ -50,12 +49,29 @@ from pullback.judge.verdict import Judge
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
 
 
+Show = Callable[["Subject", Finding, Example | None], Finding]
+
+
+def unshown(subject: Subject, finding: Finding, example: Example | None) -> Finding:
+    """A finding as it is, without a program that shows it."""
+    return finding
+
+
 class Subject:
-    """A Function at its examples, with everything a check may ask of it."""
+    """A Function at its examples, with everything a check may ask of it.
+
+    `show` completes a finding about it by its repro.
+    """
 
     def __init__(
-        self, target: Target, examples: Sequence[Example], *, profile: str = "standard"
+        self,
+        target: Target,
+        examples: Sequence[Example],
+        *,
+        profile: str = "standard",
+        show: Show = unshown,
     ) -> None:
+        self.show = show
         self.target = target
         self.examples = tuple(examples)
         self.profile = profile
@@ -75,6 +91,15 @@ class Subject:
         self.target = replace(self.target, intent=intent)
         for name in ("base_mismatches", "patterns", "wrong_names", "relations"):
             self.__dict__.pop(name, None)
+
+    def other(self, example: Example, call: Callable[..., Any] | None = None) -> Subject:
+        """The same function at another example, or another call in its place."""
+        target = self.target
+        if call is not None:
+            target = replace(target, thing=call, call=call, function=None)
+        made = Subject(target, (example,), profile=self.profile, show=self.show)
+        made.names = self.names
+        return made
 
     # ---- what there is ----
 
@@ -400,7 +425,7 @@ class Subject:
             facts.setdefault("inputs", example.words(self.names))
         place = self.target.place("backward", "vjp", "forward")
         finding = Finding.made(rule, **facts).of(self.target.name, place)
-        return finding if finding.repro else with_repro(self, finding, example)
+        return finding if finding.repro else self.show(self, finding, example)
 
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""

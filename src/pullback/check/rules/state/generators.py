@@ -6,7 +6,6 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -88,8 +87,7 @@ def _settings(subject: Subject) -> Iterator[Subject]:
     if subject.fails_at_base or draws(subject):
         return
     for example in each(subject.other_arguments(), subject):
-        other = Subject(subject.target, (example,), profile=subject.profile)
-        other.names = subject.names
+        other = subject.other(example)
         try:
             is_drawing = draws(other)
         except Exception:  # whatever forward raises where it refuses that argument
@@ -231,10 +229,7 @@ def replay_from_seed(subject: Subject) -> Iterator[Finding | Skip]:
     if not draws(subject):
         yield from _run_again(subject)
         return
-    call = _after_others(subject.target.call)
-    target = replace(subject.target, thing=call, call=call, function=None)
-    later = Subject(target, (subject.small,), profile=subject.profile)
-    later.names = subject.names
+    later = subject.other(subject.small, _after_others(subject.target.call))
     try:
         wrong = later.judge(subject.small)
     except CallError:
