@@ -182,7 +182,6 @@ def _joined(
     for report in reports:
         for key, count in report.tried.items():
             tried[key] = tried.get(key, 0) + count
-    names_of = target.names_of(max(len(one.args) for one in asked.examples))
     return Report(
         subject=target.name,
         place=place_of(type(target.thing)),
@@ -190,7 +189,7 @@ def _joined(
         skips=tuple(skip for report in reports for skip in report.skips),
         tried=tried,
         rules=tuple(one.rule.code for one in rules),
-        examples=tuple(example.words(names_of) for example in asked.examples),
+        examples=tuple(example.words(asked.names) for example in asked.examples),
         seconds=time.monotonic() - start,
         profile=asked.options.profile,
         notes=tuple(notes),

@@ -96,11 +96,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if one is None or two is None or one.shape != two.shape or one.numel() == 0:
             continue
         usual_error = _apart(eager.get(name), plain.get(name))
-        is_exact = usual_error <= EXACT * float(two.abs().max()) and _is_float32(got.outputs)
-        is_exact = is_exact and eager.get(name) is not None  # forward may stop the gradient
-        near = LOST if is_exact else NEAR
-        slack = near * float(two.abs().max()) + 4 * usual_error
-        if not bool(torch.isfinite(two.abs()).all()) or _apart(one, two) <= slack:
+        # Forward itself may stop the gradient.
+        is_known = eager.get(name) is not None and _is_float32(got.outputs)
+        if _is_near(one, two, usual_error, is_known=is_known):
             continue
         gap = gap_of(Gradient(name), one, two)
         yield subject.finding(
@@ -111,6 +109,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             got=gap.got,
             fix="let backward do the same whether or not autocast is on while it runs",
         )
+
+
+def _is_near(got: Tensor, usual: Tensor, error: float, *, is_known: bool) -> bool:
+    """Whether a gradient under autocast is no further off than eager's `error` lets expect."""
+    size = float(usual.abs().max())
+    near = LOST if is_known and error <= EXACT * size else NEAR
+    return not bool(torch.isfinite(usual).all()) or _apart(got, usual) <= near * size + 4 * error
 
 
 def _is_float32(outputs: Sequence[Tensor]) -> bool:
