@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.derive.observed import TOGETHER, Observed
 from pullback.emit.cpp import op as cpp
 from pullback.emit.cpp.op import emit_cpp
 from pullback.emit.cpp.verify import graphs_differ
 from pullback.emit.subject import subject_of
 from pullback.errors import EmitMismatchError
+from pullback.judge.observed import TOGETHER, Observed
 
 
 def row(*shape):

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pullback.capture.closeness import (
+from pullback.judge.closeness import (
     SMALL,
     HalfTheDigits,
     is_number,
     largest_number,
     value_difference,
 )
-from pullback.derive.observed import TOGETHER, Observed
-from pullback.derive.trial_rows import TrialRow
+from pullback.judge.observed import TOGETHER, Observed
+from pullback.judge.trial_rows import TrialRow
 
 Kind = Literal[
     "the program",

@@ -24,11 +24,11 @@ from pullback.capture.fake import is_open, numbers_of, with_other_sizes
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import in_memory_order, moved_a_little
-from pullback.derive.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.parts import calls
 from pullback.graph.values import held_value
+from pullback.judge.tensor_specs import TensorSpec, drawn_like, fitted
 
 MANY = 1 << 12
 """Elements of all inputs from which on smaller ones are tried, where the capture serves them."""

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.comparison import Comparison
-from pullback.derive.tensor_specs import tensor_specs_of
-from pullback.derive.trial_rows import drawn_row, op_rows
+from pullback.judge.comparison import Comparison
+from pullback.judge.tensor_specs import tensor_specs_of
+from pullback.judge.trial_rows import drawn_row, op_rows
 
 
 def row(*shape):

@@ -5,8 +5,8 @@ import torch
 
 from pullback.capture.joint import capture
 from pullback.derive.backward import derive_function
-from pullback.derive.tensor_specs import fitted, tensor_spec_of, tensor_specs_of
-from pullback.derive.trial_rows import (
+from pullback.judge.tensor_specs import fitted, tensor_spec_of, tensor_specs_of
+from pullback.judge.trial_rows import (
     is_unchecked,
     op_rows,
     points_unchecked,
