@@ -22,7 +22,8 @@ from pullback.capture.joint import Capture
 from pullback.graph.text_lines import WIDTH
 from pullback.judge.comparison import Comparison
 from pullback.judge.observed import Call
-from pullback.judge.trial_rows import TrialRow, is_unchecked
+from pullback.judge.trial_rows import TrialRow
+from pullback.judge.unchecked_kernels import is_unchecked
 
 _SHAPE = re.compile(r"\b[^\W\d]\w*\.(?:shape\[\d+\]|dim\(\))")
 _FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+)")

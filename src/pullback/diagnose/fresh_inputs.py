@@ -13,7 +13,7 @@ from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
 from pullback.function.gradients import is_differentiable
-from pullback.judge.trial_rows import is_unchecked
+from pullback.judge.unchecked_kernels import is_unchecked
 
 Shapes = list[tuple[int, ...]]
 

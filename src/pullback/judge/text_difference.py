@@ -131,7 +131,8 @@ def _values(
             if row.fills_absent and by != TOGETHER:
                 sides = _where_finite(theirs, all_of_it), _where_finite(mine, all_of_it)
             yield replace(one, kind="gradient", place=place, name=name, by=by), *sides
-    if expected.second is not None and found.second is not None:
+    is_second = row.is_usual and not row.has_nan
+    if is_second and expected.second is not None and found.second is not None:
         for place, pair in enumerate(zip(expected.second, found.second, strict=True)):
             yield replace(one, kind="second derivative", place=place), *pair
 
