@@ -12,8 +12,8 @@ from pullback.capture.fake import is_open, numbers_of, size_with, with_other_siz
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
-from pullback.derive.trial_rows import is_unchecked
 from pullback.function.gradients import is_differentiable
+from pullback.judge.unchecked_kernels import is_unchecked
 
 Shapes = list[tuple[int, ...]]
 

@@ -20,7 +20,6 @@ from pullback.capture.joint import Capture
 from pullback.capture.names import argument_names
 from pullback.capture.seeds import normal
 from pullback.capture.trees import flatten, is_tensor, unflatten
-from pullback.derive.plain import plain_program
 from pullback.diagnose.fresh_inputs import (
     Shapes,
     drawn_anew,
@@ -33,6 +32,7 @@ from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.diagnose.shape_fitting import make_fitted, zeros
 from pullback.errors import PullbackError
 from pullback.function.isolation import seeded
+from pullback.function.plain import plain_program
 from pullback.judge.example import Example, example_of
 from pullback.judge.mismatch import Mismatch, flat_of
 from pullback.judge.reference import FINEST, PrecisionWatcher, Reference

@@ -20,7 +20,7 @@ import torch
 
 from pullback.check.processes.isolate import Died, answer_of, why_no_autograd, why_no_fork
 from pullback.check.subject.subject import Subject
-from pullback.derive.plain import plain_program
+from pullback.function.plain import plain_program
 
 if TYPE_CHECKING:
     from pullback.diagnose.fault import Fault
