@@ -21,7 +21,7 @@ from pullback.check.processes.endings import Died
 from pullback.check.processes.isolate import answer_of, why_no_autograd, why_no_fork
 from pullback.check.searches import REASON_SECONDS
 from pullback.check.subject.subject import Subject
-from pullback.derive.plain import plain_program
+from pullback.function.plain import plain_program
 
 if TYPE_CHECKING:
     from pullback.diagnose.fault import Fault

@@ -29,10 +29,9 @@ from pullback.capture.names import function_class
 from pullback.check.inputs.relations import Relation
 from pullback.check.target.naming import load
 from pullback.check.target.registration import has_vmap_rule, place_of, place_of_op, schema_of
-from pullback.derive.plain import plain_program
-from pullback.derive.returned import is_derived
 from pullback.errors import DeclarationError, TargetError
 from pullback.function.function import Function
+from pullback.function.plain import is_derived, plain_program
 from pullback.function.signature import has_setup_context
 from pullback.judge.reference import Reference
 

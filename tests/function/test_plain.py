@@ -5,8 +5,8 @@ import torch
 
 from pullback.capture.joint import capture
 from pullback.derive.backward import derive_function
-from pullback.derive.plain import plain_program
 from pullback.function.function import Function
+from pullback.function.plain import plain_program
 from tests.derive.functions import differences
 
 BASES = pytest.mark.parametrize("base", [torch.autograd.Function, Function], ids=["torch", "ours"])

@@ -16,14 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.closeness import (
-    HalfTheDigits,
-    coarsest_rounding,
-    equal_tensors,
-    unequal,
-    value_difference,
-    value_text,
-)
 from pullback.capture.fake import is_dense, numbers_of, with_other_sizes
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
@@ -39,6 +31,14 @@ from pullback.capture.seeds import (
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
 from pullback.function.isolation import seeded
+from pullback.judge.closeness import (
+    HalfTheDigits,
+    coarsest_rounding,
+    equal_tensors,
+    unequal,
+    value_difference,
+    value_text,
+)
 
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _DOUBLE |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pullback.derive.backward import derive_function
-from pullback.derive.tensor_specs import (
+from pullback.judge.tensor_specs import (
     KEPT_ELEMENTS,
     drawn_like,
     tensor_spec_of,

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.closeness import SMALL, HalfTheDigits, all_close, largest_number
 from pullback.capture.indices import try_indices
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.trees import flatten
 from pullback.capture.watch import shielded
-from pullback.derive.difference import TextDifference, first_difference
-from pullback.derive.observed import (
+from pullback.function.isolation import drawing_from, seed_torch
+from pullback.judge.closeness import SMALL, HalfTheDigits, all_close, largest_number
+from pullback.judge.observed import (
     SEED,
     Call,
     Observed,
@@ -35,9 +35,9 @@ from pullback.derive.observed import (
     observed,
     second_derivatives,
 )
-from pullback.derive.tensor_specs import TensorSpec
-from pullback.derive.trial_rows import TrialRow, rank_rows, size_rows, value_rows
-from pullback.function.isolation import drawing_from, seed_torch
+from pullback.judge.tensor_specs import TensorSpec
+from pullback.judge.text_difference import TextDifference, first_difference
+from pullback.judge.trial_rows import TrialRow, rank_rows, size_rows, value_rows
 
 
 class Comparison:

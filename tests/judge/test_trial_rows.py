@@ -5,14 +5,9 @@ import torch
 
 from pullback.capture.joint import capture
 from pullback.derive.backward import derive_function
-from pullback.derive.tensor_specs import fitted, tensor_spec_of, tensor_specs_of
-from pullback.derive.trial_rows import (
-    is_unchecked,
-    op_rows,
-    points_unchecked,
-    size_rows,
-    value_rows,
-)
+from pullback.judge.tensor_specs import fitted, tensor_spec_of, tensor_specs_of
+from pullback.judge.trial_rows import op_rows, size_rows, value_rows
+from pullback.judge.unchecked_kernels import is_unchecked, points_unchecked
 
 
 def normal(*shape):
@@ -38,6 +33,14 @@ def test_values_have_zeros_and_ties():
     assert int((rows["zeros among them"][0] == 0).sum()) == 4
     assert rows["ties among them"][0].unique().numel() == 3
     assert torch.equal(*rows["equal inputs"])
+
+
+def test_few_numbers_tie_too():
+    x = normal(2)
+    rows = value_rows(capture(torch.sin, (x,)), tensor_specs_of((x,)))
+    (ties,) = (row.tensors[0] for row in rows if row.what == "ties among them")
+
+    assert ties.unique().numel() == 1
 
 
 def test_sizes_that_are_equal_grow_together():

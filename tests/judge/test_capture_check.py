@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.capture.check import run_joint, verify
 from pullback.capture.fake import is_fake
 from pullback.capture.joint import capture
 from pullback.errors import DifferingCaptureError
+from pullback.judge.capture_check import run_joint, verify
 from tests.capture.cases import normal, programs
 from tests.capture.functions import family
 from tests.capture.pipelines import PIPELINES

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.comparison import Comparison
-from pullback.derive.tensor_specs import tensor_specs_of
-from pullback.derive.trial_rows import drawn_row, op_rows
+from pullback.judge.comparison import Comparison
+from pullback.judge.tensor_specs import tensor_specs_of
+from pullback.judge.trial_rows import drawn_row, op_rows, value_rows
 
 
 def row(*shape):
@@ -111,23 +111,17 @@ def test_infinite_slope_of_another_output_differs_where_zeros_may_not_show(fills
 # ---- rows for an op ----
 
 
-def test_op_gets_sizes_ties_zeros_and_numbers():
-    captured = capture(two, (row(2, 20), row(2, 20)))
-    rows = list(
-        op_rows(captured, tensor_specs_of((row(2, 20),) * 2), is_double=True, numbers={1: 3})
-    )
+def test_op_gets_the_values_of_a_text_and_more():
+    captured, specs = capture(two, (row(2, 20), row(2, 20))), tensor_specs_of((row(2, 20),) * 2)
+    example, *rows = op_rows(captured, specs, is_double=True, numbers={1: 3})
+    values = [one.what for one in value_rows(captured, specs)]
 
-    assert [one.what for one in rows] == [
-        "inputs like the examples",
-        "inputs of the sizes (3, 5), (3, 5)",
-        "inputs of two values each",
-        "zeros",
-        "other numbers in the arguments",
-    ]
-    assert [one.may_refuse for one in rows] == [False, True, False, False, True]
-    assert [one.tensors[0].dtype for one in rows] == [torch.float32, *[torch.float64] * 4]
-    assert rows[2].tensors[0].unique().numel() == 2
-    assert rows[4].numbers == {1: 3}
+    more = ["inputs of shape [3, 21], [3, 21]", "other numbers in the arguments"]
+    assert [one.what for one in (example, *rows)] == [*values, *more]
+    assert [one.what for one in rows if one.may_refuse] == more
+    assert example.tensors[0].dtype == torch.float32
+    assert {one.tensors[0].dtype for one in rows} == {torch.float64}
+    assert rows[-1].numbers == {1: 3}
 
 
 def test_row_too_large_is_not_drawn():

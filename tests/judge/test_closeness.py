@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.capture.closeness import HalfTheDigits, Measured, all_close, value_difference
+from pullback.judge.closeness import HalfTheDigits, Measured, all_close, value_difference
 
 # ---- measured ----
 

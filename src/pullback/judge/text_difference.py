@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pullback.capture.closeness import (
+from pullback.judge.closeness import (
     SMALL,
     HalfTheDigits,
     is_number,
     largest_number,
     value_difference,
 )
-from pullback.derive.observed import TOGETHER, Observed
-from pullback.derive.trial_rows import TrialRow
+from pullback.judge.observed import TOGETHER, Observed
+from pullback.judge.trial_rows import TrialRow
 
 Kind = Literal[
     "the program",
@@ -131,7 +131,8 @@ def _values(
             if row.fills_absent and by != TOGETHER:
                 sides = _where_finite(theirs, all_of_it), _where_finite(mine, all_of_it)
             yield replace(one, kind="gradient", place=place, name=name, by=by), *sides
-    if expected.second is not None and found.second is not None:
+    is_second = row.is_usual and not row.has_nan
+    if is_second and expected.second is not None and found.second is not None:
         for place, pair in enumerate(zip(expected.second, found.second, strict=True)):
             yield replace(one, kind="second derivative", place=place), *pair
 

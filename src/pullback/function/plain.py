@@ -8,9 +8,23 @@ from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.derive.returned import is_derived
 from pullback.function.signature import has_setup_context
 from pullback.function.unwritten import listen, run_plainly
+
+MARKER = "_pb_derived"
+"""The class attribute that marks such a class; a hand-written one does not have it.
+
+Of what is one node, it is the record that its class was made with (`backward.DerivedRecord`): the
+program, its recipes, and the general capture. Of what runs in several, or as written, it is True.
+"""
+
+
+def is_derived(thing: Any) -> bool:
+    """Whether `thing` is a Function that `derive` or a composition made of `thing.program`.
+
+    It is called like that program, and its `forward` is no part of what a user wrote.
+    """
+    return isinstance(thing, type) and bool(getattr(thing, MARKER, False))
 
 
 def forward_of(cls: Any) -> Callable[..., Any]:
