@@ -9,7 +9,7 @@ its own, in which nothing else runs: the reference is called, and results are co
 - `trials`: inputs that nobody can foresee. `comparing`: how far results may be apart.
 - `timing`: times, and the intervals of their ratios. `limits`: what the machine can do.
 - `tampering`: functions of PyTorch and Python that were replaced.
-- `rules`, `reasons`: what can be found, and by what it is told. `verdict`: the result.
+- `rules`, `reasons`: what can be found, and how it is recognised. `verdict`: the result.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ from typing import Any
 
 from pullback.check.target.target import Target, declared_with, target_of
 
+# Seconds of work by profile: to search for why a gradient is wrong, and for a proof that it is not.
+REASON_SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
+PROOF_SECONDS = {"quick": 0.0, "standard": 1.0, "deep": 20.0}
+
 Progress = Callable[[str, int, int], None]
 
 

@@ -13,8 +13,8 @@ from importlib import import_module
 
 import torch
 
+from pullback.check.options import PROOF_SECONDS, REASON_SECONDS
 from pullback.check.rules import Registered
-from pullback.check.searches import PROOF_SECONDS, REASON_SECONDS
 from pullback.judge.reference import PrecisionWatcher
 
 

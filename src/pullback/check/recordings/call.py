@@ -15,8 +15,14 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.check.recordings.groups import GroupOf, by_ranks, with_group
-from pullback.check.recordings.stored import built_arguments, described_arguments, is_tied
+from pullback.check.recordings.stored import (
+    GroupOf,
+    built_arguments,
+    by_ranks,
+    described_arguments,
+    is_tied,
+    with_group,
+)
 from pullback.check.target.naming import already_loaded, path_of
 from pullback.check.target.naming import load as load_target
 from pullback.check.target.registration import body_of, schema_of

@@ -52,7 +52,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledValues:
     """A call at such values, and the gradients that backward gave for the cotangents."""
 
     subject: Subject
@@ -98,11 +98,11 @@ def _trial(subject: Subject, example: Example, demand: Demand) -> TriedVariant |
         return TriedVariant(example, failure=failure.raised, used=used) if is_served else None
     if not is_finite(called):
         return None
-    pulled = Pulled(subject, called, cotangents, grads)
+    pulled = PulledValues(subject, called, cotangents, grads)
     return TriedVariant(example, tuple(_wrong(pulled, demand).values()), used=used)
 
 
-def _wrong(pulled: Pulled, demand: Demand) -> dict[str, Mismatch]:
+def _wrong(pulled: PulledValues, demand: Demand) -> dict[str, Mismatch]:
     """The gradients that are wrong, by their inputs."""
     found: dict[str, Mismatch] = {}
     if demand.values:
@@ -140,7 +140,7 @@ def _largest(cotangents: Cotangents) -> float:
 # ---- not finite ----
 
 
-def not_finite(pulled: Pulled, demand: Demand) -> Iterator[Mismatch]:
+def not_finite(pulled: PulledValues, demand: Demand) -> Iterator[Mismatch]:
     """Gradients that are NaN or infinite where forward's own are finite, or forward is smooth.
 
     Without `values`, only where forward's own are finite: at the ends of a dtype that is all one
@@ -156,7 +156,7 @@ def not_finite(pulled: Pulled, demand: Demand) -> Iterator[Mismatch]:
             yield found
 
 
-def _spoiled(pulled: Pulled) -> dict[str, Tensor]:
+def _spoiled(pulled: PulledValues) -> dict[str, Tensor]:
     """The gradients that are not finite, of those that are asked for."""
     leaves, intent = pulled.called.leaves.values(), pulled.subject.target.intent
     has_numbers = all(bool(torch.isfinite(x.detach()).all()) for x in leaves)
@@ -172,7 +172,7 @@ def _spoiled(pulled: Pulled) -> dict[str, Tensor]:
 class _Truths:
     """What gradients must be, at entries where backward gives nothing that is finite."""
 
-    def __init__(self, pulled: Pulled, demand: Demand, spoiled: dict[str, Tensor]) -> None:
+    def __init__(self, pulled: PulledValues, demand: Demand, spoiled: dict[str, Tensor]) -> None:
         self._pulled, self._demand, self._spoiled = pulled, demand, spoiled
         reference, called = pulled.subject.reference, pulled.called
         self._wide = tuple(None if c is None else wide_of(c) for c in pulled.cotangents)
@@ -290,7 +290,7 @@ def _is_inside(subject: Subject, example: Example, cotangents: Cotangents) -> bo
         return False
 
 
-def lost_at_infinity(pulled: Pulled) -> Iterator[Mismatch]:
+def lost_at_infinity(pulled: PulledValues) -> Iterator[Mismatch]:
     """Gradients of entries that are NaN or infinite, and that forward leaves out: they must be 0.
 
     That forward leaves them out is seen by its outputs, which are finite, and by PyTorch's own
@@ -326,7 +326,7 @@ def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
     """
     called = subject.run(example)
     cotangents = _uneven(called, subject.cotangents(called))
-    pulled = Pulled(subject, called, cotangents, called.pull(copies_of(cotangents)))
+    pulled = PulledValues(subject, called, cotangents, called.pull(copies_of(cotangents)))
     places = [
         i
         for i, name in enumerate(called.names)
@@ -347,7 +347,7 @@ def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
 class _Together:
     """The slope of a function along all entries of some inputs, by backward and by forward."""
 
-    def __init__(self, pulled: Pulled, places: Sequence[int]) -> None:
+    def __init__(self, pulled: PulledValues, places: Sequence[int]) -> None:
         self._pulled, subject = pulled, pulled.subject
         self._example = pulled.called.example
         self._wide = tuple(None if c is None else wide_of(c) for c in pulled.cotangents)

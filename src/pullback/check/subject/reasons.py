@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from pullback.check.options import REASON_SECONDS
 from pullback.check.processes.endings import Died
 from pullback.check.processes.isolate import answer_of, why_no_autograd, why_no_fork
-from pullback.check.searches import REASON_SECONDS
 from pullback.check.subject.subject import Subject
 from pullback.function.plain import plain_program
 

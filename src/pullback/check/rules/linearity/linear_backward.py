@@ -233,7 +233,7 @@ def _sizes(subject: Subject, run: Run) -> list[float]:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two gradients are the same but for coarse rounding, where both can be told."""
+    """Whether two gradients are the same but for coarse rounding, where both are known."""
     b = b.detach().to(a.dtype)
     is_known = torch.isfinite(b.abs()) & ((a.abs() < 1e290) | torch.isnan(a.abs()))
     scale = float(b[is_known].abs().max()) if bool(is_known.any()) else 0.0
