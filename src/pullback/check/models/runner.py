@@ -15,8 +15,7 @@ from pullback.check.findings.registered import Registered
 from pullback.check.findings.report import FunctionUse, Report
 from pullback.check.models.examine import Examined, ModelRequest, examine, restoring
 from pullback.check.models.rules import GROUP, WRONG, model_rules
-from pullback.check.models.savings import derived_saving
-from pullback.check.models.shared import SharedModule, combined_modules
+from pullback.check.models.savings import SharedModule, combined_modules, derived_saving
 from pullback.check.processes.endings import Died
 from pullback.check.processes.isolate import answer_of, why_no_fork
 from pullback.check.recordings.inside import CheckOne, Inside, grouped_calls, reports_inside
