@@ -87,7 +87,9 @@ class Caller:
                     self._flush(args)
                 called = self._timed(work, section)
                 section.called.append(called)
-                section.kept.append([_copied(t) for t in called.tensors])
+                section.kept.append(
+                    [None if t is None else t.detach().clone() for t in called.tensors]
+                )
         self._waiting = []
         return section
 
@@ -171,10 +173,6 @@ def _poison(like: Sequence[Any]) -> None:
         if t is not None and t.is_floating_point()
     ]
     del kept
-
-
-def _copied(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
 
 
 def _nothing() -> None:

@@ -72,13 +72,10 @@ def _across_ranks(target: Target, inputs: Any, options: CheckOptions, ranks: int
 
 def _model_request(target: Target, inputs: Any, options: CheckOptions) -> ModelRequest:
     arguments = arguments_from(target, inputs)
-    wanted = (i for i, arg in enumerate(arguments[0]) if _is_wanted(arg))
+    first = enumerate(arguments[0])
+    wanted = (i for i, arg in first if isinstance(arg, Tensor) and arg.requires_grad)
     examples = tuple(example_of(args) for args in arguments)
     return ModelRequest(target, examples, frozenset(wanted), options)
-
-
-def _is_wanted(arg: Any) -> bool:
-    return isinstance(arg, Tensor) and arg.requires_grad
 
 
 def _job(target: Target, inputs: Any, options: CheckOptions) -> Job:

@@ -74,7 +74,10 @@ class Observer:
         around = [*leaves.values(), *buffers, *tensors_in(self.program.example.args)]
         self._held = {_memory(t) for t in around}
         self._ids = {torch.autograd.graph.get_gradient_edge(t).node: n for n, t in leaves.items()}
-        with watched(self._listen), torch.autograd.graph.saved_tensors_hooks(self._pack, _same):
+        with (
+            watched(self._listen),
+            torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t),
+        ):
             outputs = self.program(leaves)
         seen.has_nan_output = any(bool(o.isnan().any()) for o in outputs if can_differ(o))
         for node in _nodes([o for o in outputs if can_differ(o) and o.requires_grad]):
@@ -147,10 +150,6 @@ def _line_of_user(call: WatchedCall) -> str:
     for frame in frames_above(call.frame):
         return f"{near(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _memory(tensor: Tensor) -> int:

@@ -86,7 +86,8 @@ def _values(owner: Any) -> dict[str, Any]:
 
 
 def _containers(target: Target) -> list[Any]:
-    found = [] if target.function is None else list(_attributes(target.function))
+    held = {} if target.function is None else vars(target.function)
+    found = [value for name, value in held.items() if name != "declares"]
     for method in (*map(target.method, ("forward", "backward", "setup_context")), target.thing):
         try:
             seen = inspect.getclosurevars(inspect.unwrap(method))
@@ -95,10 +96,6 @@ def _containers(target: Target) -> list[Any]:
         found += [*seen.globals.values(), *seen.nonlocals.values()]
     plain = [value for value in found if type(value) in CONTAINERS]
     return list({id(value): value for value in plain}.values())
-
-
-def _attributes(owner: Any) -> Iterator[Any]:
-    return (value for name, value in vars(owner).items() if name != "declares")
 
 
 def _identity(container: Any) -> Any:
