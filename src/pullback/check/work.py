@@ -25,6 +25,7 @@ from pullback.check.rules import Registered
 from pullback.check.subject.subject import Subject
 from pullback.check.subject.surrogates import Surrogate, intent_with, surrogates_of
 from pullback.check.target.target import Target
+from pullback.check.watching.nodes import nodes_from
 from pullback.function.isolation import drawing_from
 from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe
@@ -35,7 +36,6 @@ OPS = str(Path(TORCH, "_ops.py"))  # where PyTorch calls ops
 # as long it may take by the clock, for functions that wait: a busy machine makes no difference.
 SECONDS = {"quick": 0.5, "standard": 4.0, "deep": 60.0}
 CROWDED = 10
-NODES = 10_000  # of a graph that is looked through
 NO_GROUP = "process group has not been initialized"  # of PyTorch, to a collective without ranks
 
 # Seconds of work that all rules may take together, by profile. A rule gets a share of what is left,
@@ -179,18 +179,9 @@ def _inside(subject: Subject) -> tuple[str, ...]:
     """The names of the Functions that a program has called at the first example."""
     if subject.target.is_function or subject.target.is_op or subject.first_run is None:
         return ()
-    waiting: list[Any] = [output.grad_fn for output in subject.first_run.outputs]
-    seen: set[Any] = set()
-    names: dict[str, None] = {}
-    while waiting and len(seen) < NODES:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, BackwardCFunction):
-            names[type(node).__name__.removesuffix("Backward")] = None
-        waiting += [following for following, _ in node.next_functions]
-    return tuple(sorted(names))
+    nodes = nodes_from(output.grad_fn for output in subject.first_run.outputs)
+    own = (type(node).__name__ for node in nodes if isinstance(node, BackwardCFunction))
+    return tuple(sorted({name.removesuffix("Backward") for name in own}))
 
 
 def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Skip]:

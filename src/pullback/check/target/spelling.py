@@ -109,9 +109,8 @@ def imported(target: Target) -> tuple[str, str]:
     call = ".apply" if target.is_function else ""
     if target.is_op and (body := _module_with(target.thing)) is not None:
         whole = _whole_name(sys.modules[body.__module__])
-        return "\n".join(
-            [*_path(body, whole), _import(whole)]
-        ), f"torch.ops.{overload_of(target.thing)}"
+        lines = [*_path(body, whole), _import(whole)]
+        return "\n".join(lines), f"torch.ops.{overload_of(target.thing)}"
     if type(target.thing).__name__ in ("OpOverload", "OpOverloadPacket"):
         paths = _libraries_of(str(target.thing))
         loads = [f'torch.ops.load_library("{near(path)}")' for path in paths]
