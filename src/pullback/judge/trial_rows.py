@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import in_memory_order, moved_a_little
+from pullback.capture.seeds import in_memory_order, moved_a_little, normal
 from pullback.judge.closeness import is_number
 from pullback.judge.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.judge.trial_sizes import (
@@ -36,6 +36,9 @@ from pullback.judge.unchecked_kernels import is_unchecked, points_by_numbers, po
 
 MANY = 1 << 12
 """Elements of all inputs from which on smaller ones are tried, where the capture serves them."""
+
+NUDGE = 4.0
+"""Units in the last place by which numbers are moved, to see how much that matters."""
 
 LARGEST = 1 << 22
 """Elements of an input beyond which nothing is tried at sizes of a caller's own choice."""
@@ -71,6 +74,21 @@ class TrialRow:
         pairs = zip(self.tensors, captured.inputs, strict=True)
         wide = (t if one.tensor is not None else _double(t) for t, one in pairs)
         return replace(self, tensors=tuple(wide))
+
+    def nudged(self, captured: Capture, sign: int) -> TrialRow:
+        """The row, each number moved by some units in the last place to one side or the other."""
+        pairs = zip(self.tensors, captured.inputs, strict=True)
+        moved = (
+            t if one.tensor is not None or not is_number(t) else _nudged(t, seed, sign)
+            for seed, (t, one) in enumerate(pairs)
+        )
+        return replace(self, tensors=tuple(moved))
+
+
+def _nudged(tensor: Tensor, seed: int, sign: int) -> Tensor:
+    sides = normal(torch.empty(tensor.shape, device=tensor.device), seed).sign() * sign
+    step = (sides * (NUDGE * torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
+    return in_memory_order(tensor + tensor * step, tensor.stride())
 
 
 def _double(tensor: Tensor) -> Tensor:
