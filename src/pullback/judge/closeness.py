@@ -26,15 +26,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.graph.values import held_value
-
-ULPS = 2.0  # units in the last place: what one rounding, or another library's `exp`, may change
-SIGMAS = 6.0  # times the usual error of the expected numbers: nothing is so far off by chance
-
-SMALL = 1e-3
-"""What is this much smaller than the largest number of a run, or than 1, is compared with this.
-
-Numbers that cancel (the gradient of a softmax by equal cotangents) leave their rounding behind.
-"""
+from pullback.judge.tolerances import BAD_LUCK, SIGMAS, SMALL, ULPS
 
 Limits = Iterator[tuple[Tensor, Any]]
 """Numbers, and how far from them others may be; what is near enough once is near enough."""
@@ -163,6 +155,8 @@ def _usual(errors: Tensor) -> float:
 class HalfTheDigits:
     """Half of the digits of the largest number, or of `floor` where that is larger.
 
+    Numbers that cancel (the gradient of a softmax by equal cotangents) leave their rounding behind.
+
     What is not finite in the expected numbers must be the same in the others; if not `is_strict`,
     it may be anything that is not finite, and if it `is_ignored`, anything. `eps` is that of a
     coarser dtype in between, if there is one.
@@ -194,10 +188,10 @@ def _half(expected: Tensor, eps: float) -> float:
     """Half of the digits, as a part of the largest number.
 
     What a program does with roundings (inverts, subtracts what is nearly equal) may cost some. A
-    sum of many numbers adds their roundings, about as often up as down: 8 times that for bad luck.
+    sum of many numbers adds their roundings.
     """
     eps = max(torch.finfo(expected.dtype).eps, eps)
-    return max(math.sqrt(eps), 8 * eps * math.sqrt(expected.numel()))
+    return max(math.sqrt(eps), BAD_LUCK * eps * math.sqrt(expected.numel()))
 
 
 def all_close(

@@ -26,7 +26,7 @@ from pullback.capture.trees import flatten
 from pullback.capture.watch import shielded
 from pullback.function.isolation import drawing_from, seed_torch
 from pullback.graph.parts import calls
-from pullback.judge.closeness import SMALL, HalfTheDigits, Measured, all_close, largest_number
+from pullback.judge.closeness import HalfTheDigits, Measured, all_close, largest_number
 from pullback.judge.observed import (
     SEED,
     Call,
@@ -39,6 +39,7 @@ from pullback.judge.observed import (
 from pullback.judge.sums import elements_in, longest_sum
 from pullback.judge.tensor_specs import TensorSpec
 from pullback.judge.text_difference import TextDifference, first_difference
+from pullback.judge.tolerances import SMALL
 from pullback.judge.trial_rows import TrialRow, rank_rows, size_rows, value_rows
 
 

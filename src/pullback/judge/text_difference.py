@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pullback.judge.closeness import (
-    SMALL,
     Allowance,
     HalfTheDigits,
     is_number,
@@ -18,6 +17,7 @@ from pullback.judge.closeness import (
     value_difference,
 )
 from pullback.judge.observed import TOGETHER, Observed
+from pullback.judge.tolerances import SMALL
 from pullback.judge.trial_rows import TrialRow
 
 Kind = Literal[

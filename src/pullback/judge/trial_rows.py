@@ -25,6 +25,7 @@ from pullback.capture.joint import Capture
 from pullback.capture.seeds import in_memory_order, moved_a_little, normal
 from pullback.judge.closeness import is_number
 from pullback.judge.tensor_specs import TensorSpec, drawn_like, fitted
+from pullback.judge.tolerances import NUDGE
 from pullback.judge.trial_sizes import (
     Shapes,
     elements_of,
@@ -36,9 +37,6 @@ from pullback.judge.unchecked_kernels import is_unchecked, points_by_numbers, po
 
 MANY = 1 << 12
 """Elements of all inputs from which on smaller ones are tried, where the capture serves them."""
-
-NUDGE = 4.0
-"""Units in the last place by which numbers are moved, to see how much that matters."""
 
 LARGEST = 1 << 22
 """Elements of an input beyond which nothing is tried at sizes of a caller's own choice."""

@@ -20,6 +20,7 @@ from pullback.graph.cost import is_random
 from pullback.judge.comparison import aside
 from pullback.judge.observed import given_to
 from pullback.judge.tensor_specs import TensorSpec, drawn_like
+from pullback.judge.tolerances import RECORDED, RECORDED_AT_ZERO
 
 Sums = tuple[float, float, float]
 """Two sums over a tensor, and how far both together may be off."""
@@ -82,9 +83,6 @@ void show(const char* name, const at::Tensor& result) {{
   const auto sum = result.sum().to(result.is_complex() ? at::kComplexDouble : at::kDouble).item();
   std::cout << name << ": " << result.sizes() << " sum " << sum << std::endl;
 }}"""
-
-BOUNDS = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-4, torch.complex64: 1e-4}
-"""How far a sum may be off, as a part of that of all absolute values; in double precision 1e-9."""
 
 
 def cmake_text(function: CppFunction, standard: int) -> str:
@@ -227,7 +225,7 @@ def _sums(tensor: Tensor) -> Sums:
     real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
     flat = real.detach().to("cpu", torch.float64).flatten()
     weighted = flat * _spread(flat.shape, 0.5, 1.5)
-    bound = BOUNDS.get(tensor.dtype, 1e-9) * (float(flat.abs().sum()) + 1e-3)
+    bound = RECORDED.get(tensor.dtype, 0.0) * (float(flat.abs().sum()) + RECORDED_AT_ZERO)
     return float(flat.sum()), float(weighted.sum()), bound
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pullback.graph.text_lines import WIDTH, wrapped_call
 from pullback.judge.tensor_specs import TensorSpec
+from pullback.judge.tolerances import KINKY, LISTED_COARSE, LISTED_WITHIN
 
 FEW_ELEMENTS = 24
 """Up to so many elements of all inputs, every derivative is compared; else random directions."""
@@ -207,7 +208,7 @@ class SelfTest:
             few=_SUMMED.format(sums=SUMS, listed=LISTED) if has_many else "",
             got="few(got.detach())" if has_many else "got.detach()",
             shaped=".reshape(got.shape)" if has_none else "",
-            rtol=1e-7 if self.is_double else 1e-3,
+            rtol=LISTED_WITHIN if self.is_double else LISTED_COARSE,
         )
         listed = "\n".join(["RECORDED = {", *rows, "}", said])
         pulled = _COTANGENT if self.is_differentiated else ""
@@ -233,7 +234,7 @@ class SelfTest:
         many = sum(like.numel for like in self.specs) > FEW_ELEMENTS
         options: dict[str, Any] = {"fast_mode": True} if many else {}
         if not self.is_double:
-            options |= {"eps": 1e-2, "atol": 2e-2, "rtol": 2e-2}
+            options |= {"eps": KINKY / 2, "atol": KINKY, "rtol": KINKY}
         return options
 
     # ---- inputs ----

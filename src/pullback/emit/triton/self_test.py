@@ -15,11 +15,10 @@ from pullback.emit.subject import EmitSubject
 from pullback.graph.values import held_value
 from pullback.judge.comparison import aside
 from pullback.judge.tensor_specs import TensorSpec
+from pullback.judge.tolerances import RECORDED
 
 if TYPE_CHECKING:
     from pullback.emit.triton.module import KernelFile
-
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 _REQUIRE = '''\
 def require(tensor, name, dtype, shape):
@@ -134,7 +133,7 @@ class KernelTest:
         """The end of the file."""
         test = self.inputs
         rows = [f'    "{what}": {_listed(few_of(y))},' for what, y in self.recorded.items()]
-        tolerance = max(TOLERANCES.get(like.dtype, 0.0) for like in test.specs)
+        tolerance = max(RECORDED.get(like.dtype, 0.0) for like in test.specs)
         return f"{_REQUIRE}\n\n" + _TEXT.format(
             file=file,
             inputs=test.inputs(),
