@@ -40,7 +40,7 @@ def drawn_anew(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
 # ---- sizes ----
 
 
-def other_shapes(
+def shapes_resized(
     captured: Capture, own: Sequence[Tensor], resize: Callable[[int], int]
 ) -> Shapes | None:
     """The shapes of the arguments with other sizes, as far as they are free; None if none is.

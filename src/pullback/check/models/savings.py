@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pullback.check.isolate import Died, answer_of, why_no_fork
+from pullback.check.processes.isolate import Died, answer_of, why_no_fork
 from pullback.compose.modules import combine_module, module_nodes
 from pullback.derive.backward import derive_function
 from pullback.errors import PullbackError
