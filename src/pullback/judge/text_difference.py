@@ -12,10 +12,10 @@ from torch import Tensor
 from pullback.judge.closeness import (
     Allowance,
     HalfTheDigits,
-    is_number,
     largest_number,
     value_difference,
 )
+from pullback.judge.example import can_differ
 from pullback.judge.observed import TOGETHER, Observed
 from pullback.judge.tolerances import SMALL
 from pullback.judge.trial_rows import TrialRow
@@ -141,7 +141,7 @@ def _first_value(
 
 def _is_nan_alone(mine: Any, theirs: Any) -> bool:
     """Whether the one gradient has a NaN where the other is finite."""
-    if not is_number(mine) or not is_number(theirs) or mine.shape != theirs.shape:
+    if not can_differ(mine) or not can_differ(theirs) or mine.shape != theirs.shape:
         return False
     return bool((mine.isnan() & theirs.isfinite()).any())
 
@@ -184,7 +184,7 @@ def _where_finite(gradient: Any, whole: Any) -> Any:
 
 def _spread(expected: Any, got: Any) -> Any:
     """`expected`, with what is not finite in `got` in its place: NaN may spread, not vanish."""
-    if not is_number(got) or not is_number(expected):
+    if not can_differ(got) or not can_differ(expected):
         return expected
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return expected

@@ -8,7 +8,7 @@ from pullback.emit.cpp.body import includes_of, wrapped_statement
 from pullback.emit.cpp.reach import FLOATS
 from pullback.emit.cpp.signature import NAMESPACE, NO_AUTOCAST, CppFunction
 from pullback.emit.cpp.values import DTYPES, quoted
-from pullback.emit.templates import filled
+from pullback.emit.filling import template_text
 
 INCLUDES = (
     "ATen/TensorOperators.h",
@@ -56,7 +56,7 @@ def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
         "",
     ]
     if helpers:
-        lines += ["namespace {", "", *filled("helpers.cpp", helpers=helpers).splitlines()]
+        lines += ["namespace {", "", *template_text("helpers.cpp", helpers=helpers).splitlines()]
         lines += ["}  // namespace", ""]
     for function in functions:
         for each in (function, *_variants(function)):

@@ -16,7 +16,7 @@ from pullback.emit.cpp.body import wrapped_statement
 from pullback.emit.cpp.plain_text import written
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.values import DTYPES, literal
-from pullback.emit.templates import filled
+from pullback.emit.filling import template_text
 from pullback.graph.cost import is_random
 from pullback.judge.comparison import aside
 from pullback.judge.observed import given_to
@@ -32,7 +32,7 @@ GOLDEN_STEP = 0.6180339887498949
 
 def cmake_text(function: CppFunction, standard: int) -> str:
     """The CMake file."""
-    return filled("CMakeLists.txt", name=function.name, op=function.op, standard=standard)
+    return template_text("CMakeLists.txt", name=function.name, op=function.op, standard=standard)
 
 
 def main_text(function: CppFunction) -> str:
@@ -47,7 +47,7 @@ def main_text(function: CppFunction) -> str:
         for place, (_, name) in enumerate(wanted)
         if f"grad_{name}" in sums or not sums
     ]
-    return filled(
+    return template_text(
         "main.cpp",
         namespace=NAMESPACE,
         op=function.op,

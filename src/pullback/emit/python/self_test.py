@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.emit.templates import filled, function_of
+from pullback.emit.filling import function_of, template_text
 from pullback.graph.text_lines import WIDTH, wrapped_call
 from pullback.judge.tensor_specs import TensorSpec
 from pullback.judge.tolerances import KINKY, LISTED_COARSE, LISTED_WITHIN
@@ -70,7 +70,7 @@ class SelfTest:
         said = "" if self.is_differentiated or not self.names else "; no gradient is compared"
         recorded = None if self.recorded is None else [*self._recorded(self.recorded)]
         sizes = [value.numel() for value in (self.recorded or {}).values()]
-        return filled(
+        return template_text(
             "python_test.py",
             name=name,
             file=file,
@@ -96,7 +96,7 @@ class SelfTest:
         rows = enumerate(zip(self.names, self.needs, self.specs, strict=True))
         lines = [f"    {line}" for place, row in rows for line in self._input(place, *row)]
         names = self.names
-        return filled(
+        return template_text(
             "inputs.py",
             has_spread=any("spread(" in line for line in lines),
             lines="\n".join(lines) or "    pass",

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pullback.derive.source import loaded
+from pullback.emit.filling import function_of, template_text
 from pullback.emit.python.recorded import results_of_program
 from pullback.emit.python.self_test import SUMS, SelfTest
 from pullback.emit.subject import EmitSubject
-from pullback.emit.templates import filled, function_of
 from pullback.graph.values import held_value
 from pullback.judge.comparison import aside
 from pullback.judge.tensor_specs import TensorSpec
@@ -34,7 +34,7 @@ class KernelTest:
         """The end of the file."""
         test = self.inputs
         tolerance = max(RECORDED.get(like.dtype, 0.0) for like in test.specs)
-        return filled(
+        return template_text(
             "triton_test.py",
             file=file,
             inputs=test.inputs(),

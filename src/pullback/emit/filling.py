@@ -9,7 +9,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
-def filled(template: str, **values: Any) -> str:
+def template_text(template: str, **values: Any) -> str:
     """The text of a template, such as `inputs.py`, with these values in it."""
     return _templates().get_template(f"{template}.jinja").render(values)
 
@@ -17,7 +17,7 @@ def filled(template: str, **values: Any) -> str:
 def function_of(template: str, **values: Any) -> Any:
     """The one function of a template, to do here what an emitted file does."""
     space: dict[str, Any] = {"torch": torch}
-    exec(filled(template, **values), space)
+    exec(template_text(template, **values), space)
     return next(value for name, value in space.items() if name not in ("torch", "__builtins__"))
 
 

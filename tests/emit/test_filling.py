@@ -4,16 +4,16 @@ import jinja2
 import pytest
 import torch
 
-from pullback.emit.templates import filled, function_of
+from pullback.emit.filling import function_of, template_text
 
 
 def test_value_that_is_missing_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
-        filled("inputs.py", has_spread=False)
+        template_text("inputs.py", has_spread=False)
 
 
 def test_text_is_source_and_not_escaped():
-    text = filled(
+    text = template_text(
         "inputs.py", has_spread=False, precision="", lines="    x = 'a' < 'b'", returned="x"
     )
 
