@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.fake import is_dense, numbers_of, with_other_sizes
+from pullback.capture.fake import is_dense, numbers_of
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
@@ -39,7 +39,7 @@ from pullback.judge.closeness import (
     value_text,
 )
 from pullback.judge.example import can_differ, wide_of
-from pullback.judge.trial_sizes import elements_of
+from pullback.judge.trial_sizes import elements_of, shapes_around_integers
 
 LARGE = 1 << 16  # elements from which on small tensors are compared instead, but for once
 
@@ -307,17 +307,13 @@ def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tup
 
     Integers keep their shape, and nothing becomes smaller that they may point into.
     """
-    values = [node.meta["val"].shape for node in captured.joint.inputs]
-    arguments, fixed = values[: len(own)], values[len(own) :]
-    pointing = [shape for shape, tensor in zip(arguments, own, strict=True) if is_index(tensor)]
-    fixed += pointing
     ways: list[Callable[[int], int]] = [lambda n: n + 1, lambda n: 2 * n, lambda n: 3 * n]
     if elements_of(_shapes(own)) > LARGE:
         ways = [lambda n: _fewer(n, 1), lambda n: _fewer(n, 2), _few_of_many, lambda n: n + 1]
-        ways = ways[-1:] if pointing else ways
+        ways = ways[-1:] if any(map(is_index, own)) else ways
     found = 0
     for grow in ways:
-        shapes = with_other_sizes(arguments, fixed, grow)
+        shapes = shapes_around_integers(captured, own, grow)
         if found == 2 or shapes == _shapes(own):
             continue
         drawn = [in_order_of(t, t.new_empty(s)) for t, s in zip(own, shapes, strict=True)]
