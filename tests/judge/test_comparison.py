@@ -177,7 +177,7 @@ def test_measured_comparison_sees_less_than_half_the_digits(factor, is_seen):
 def test_inputs_that_were_not_asked_for_have_no_gradient():
     x, y = row(2, 3), row(2, 3)
     captured = capture(two, (x, y))
-    comparison = Comparison(captured, two, tensor_specs_of((x, y)), asked=(True, False))
+    comparison = Comparison(captured, two, tensor_specs_of((x, y)), needs=(True, False))
 
     first = comparison.expected(comparison.rows[0]).first
     assert {len(gradients) for gradients in first.values()} == {1}

@@ -46,7 +46,7 @@ from pullback.judge.trial_rows import TrialRow, rank_rows, size_rows, value_rows
 class Comparison:
     """A program with rows of inputs, to compare others with it.
 
-    `asked` says of the first inputs whether their gradients are compared; by default all are.
+    `needs` says of the inputs whether their gradients are compared; by default all that exist are.
 
     Guarantee: a comparison that finds nothing has run the program and the other side on every row
     on which the program itself runs.
@@ -58,14 +58,11 @@ class Comparison:
         program: Callable[..., Any],
         specs: Sequence[TensorSpec],
         *,
-        asked: Sequence[bool] = (),
+        needs: Sequence[bool] | None = None,
     ) -> None:
         self.captured, self.program, self.specs = captured, program, specs
         self.wanted = Wanted(
-            needs=tuple(
-                one.needs and (place >= len(asked) or asked[place])
-                for place, one in enumerate(captured.inputs)
-            ),
+            needs=tuple(one.needs for one in captured.inputs) if needs is None else (*needs,),
             changed=tuple(place for place, _ in captured.mutated),
             held=tuple(i for i, one in enumerate(captured.inputs) if one.tensor is not None),
         )

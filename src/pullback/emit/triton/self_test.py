@@ -50,14 +50,9 @@ class KernelTest:
 
 def kernel_test(subject: EmitSubject, names: tuple[str, ...]) -> KernelTest:
     """Inputs like the examples, in their own dtypes, and what the program gives for them."""
-    flags = subject.wanted or tuple(one.needs for one in subject.captured.inputs)
-    needs = tuple(
-        one.needs and (place >= len(flags) or flags[place])
-        for place, one in enumerate(subject.captured.inputs)
-    )
     specs = tuple(replace(like, device="cpu") for like in _smaller(subject))
     program = subject.captured.name.removesuffix(".apply")
-    test = SelfTest(program, names, needs, specs, program=program, is_double=False)
+    test = SelfTest(program, names, subject.needs, specs, program=program, is_double=False)
     space = loaded(f"import torch\n\n\n{test.inputs()}")
     device = subject.specs[0].device if subject.specs else "cpu"
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in space["inputs"]()]

@@ -41,7 +41,7 @@ def require_same_kernels(subject: EmitSubject, text: str) -> None:
 
 def kernel_difference(subject: EmitSubject, text: str) -> TextDifference | None:
     """What the file computes otherwise, if anything."""
-    comparison = Comparison(subject.captured, subject.call, subject.specs, asked=subject.wanted)
+    comparison = Comparison(subject.captured, subject.call, subject.specs, needs=subject.needs)
     rows = [*_rows(comparison)]
     calls = [_call(subject.name, comparison, row) for row, _ in rows]
     is_gpu = any(t.is_cuda for row, _ in rows for t in row.tensors)
