@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
 if TYPE_CHECKING:
-    from pullback.compose.chunks import Rows
+    from pullback.compose.rows.chunks import Rows
     from pullback.derive.returned import DerivedFunction
 
 P = ParamSpec("P")
@@ -240,7 +240,7 @@ def chunked(
     >>> torch.allclose(loss(x, w, labels), head(x, w, labels))
     True
     """
-    from pullback.compose.chunks import chunked as make  # heavy
+    from pullback.compose.rows.chunks import chunked as make  # heavy
 
     return make(  # type: ignore[no-any-return]
         program, *examples, over=over, chunks=chunks, backend=backend, name=name

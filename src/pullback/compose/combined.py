@@ -22,7 +22,7 @@ from pullback.errors import CaptureError
 from pullback.function.slots import transforms_active
 from pullback.graph.cut import require_policy
 from pullback.run import backends_of
-from pullback.run.paths import Paths, UncompiledReason
+from pullback.run.nodes.paths import Paths, UncompiledReason
 
 
 def combine(

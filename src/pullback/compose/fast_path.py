@@ -15,8 +15,8 @@ from pullback.derive.call_table import CallEntry, CallTable, Unlisted, called_wi
 from pullback.derive.returned import record_of
 from pullback.function.slots import has_autocast
 from pullback.run import backends_of
-from pullback.run.making import Nodes
-from pullback.run.paths import KEYWORD, SUBCLASS, TRANSFORM, Paths
+from pullback.run.nodes.making import Nodes
+from pullback.run.nodes.paths import KEYWORD, SUBCLASS, TRANSFORM, Paths
 
 GENERAL = "run the general way, op by op"
 

@@ -32,7 +32,7 @@ from pullback.derive.recipes import Recipes
 from pullback.derive.tensor_specs import tensor_spec_of_leaf
 from pullback.function.slots import has_tangent, transforms_active
 from pullback.run import describe_backend
-from pullback.run.paths import Paths, UncompiledReason
+from pullback.run.nodes.paths import Paths, UncompiledReason
 
 FLOWS = 256  # how many calls of other kinds and sizes are kept
 

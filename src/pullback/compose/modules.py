@@ -42,7 +42,7 @@ from pullback.compose.functional import (
 )
 from pullback.compose.reasons import is_refusal, reason_text
 from pullback.function.slots import in_forward_mode, transforms_active
-from pullback.run.paths import Paths, UncompiledReason
+from pullback.run.nodes.paths import Paths, UncompiledReason
 
 Make = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)

@@ -32,8 +32,8 @@ from torch import fx
 
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
-from pullback.run.minimal import Minimal
-from pullback.run.node import Compiled, NodeSpec, make_node
+from pullback.run.nodes.minimal import Minimal
+from pullback.run.nodes.node import Compiled, NodeSpec, make_node
 
 
 class Backend(Protocol):

@@ -15,7 +15,7 @@ from pathlib import Path
 from pullback.check.ranks.given import RankTuples
 from pullback.check.recorded import Recording, load_recording
 from pullback.check.recorded_call import RecordedCall
-from pullback.run.private import require_private
+from pullback.run.disk.private import require_private
 
 WAIT = 60.0  # seconds for the other ranks to end
 GLANCE = 0.2
