@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.class_names import class_name
 from pullback.capture.fake import is_odd
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_off
-from pullback.capture.names import program_name
+from pullback.capture.names import class_name, program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensor_leaves
 from pullback.derive.call import DerivedCall, Inputs, captured_gradients

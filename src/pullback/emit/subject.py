@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.check import verify
-from pullback.capture.class_names import class_name
 from pullback.capture.joint import Capture, capture
-from pullback.capture.names import function_class
+from pullback.capture.names import class_name, function_class
 from pullback.capture.trees import flatten, map_leaves, unflatten
 from pullback.compose.flow import Flow, flow_of, recorded_units
 from pullback.derive.comparison import Comparison

@@ -18,7 +18,6 @@ from typing import Any
 from pullback.derive.returned import record_of
 from pullback.errors import PullbackWarning
 from pullback.graph.cut_problem import is_factor
-from pullback.plan.build import build_candidate
 from pullback.plan.choice import choose_measurement, scores
 from pullback.plan.groupings import Groupings, best_groupings, groupings_of
 from pullback.plan.measure import Meter, Task, measuring
@@ -29,13 +28,14 @@ from pullback.plan.measurements import (
     NESTED,
     Measurement,
     PlanCandidate,
+    build_candidate,
     label_of,
     marked,
     node_count,
 )
 from pullback.plan.prices import Prices, price_groups
+from pullback.plan.progress import stoppable
 from pullback.plan.sized_program import SizedProgram
-from pullback.plan.stopping import stoppable
 from pullback.plan.timing import interleave, ratio, typical
 
 EVERY = 16  # groupings that are all built and measured, if there are no more

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import pullback as pb
-from pullback.plan.memory import peak_bytes
+from pullback.plan.measure import peak_bytes
 from pullback.run.backends import native
 
 pytestmark = pytest.mark.needs_compiler
