@@ -86,18 +86,13 @@ def combine(
     >>> print(F.explain())
     combined: one node of 2 units, backend "eager"
     """
-    if isinstance(program, nn.Module):
-        from pullback.compose.modules import combine_module  # heavy
+    from pullback.compose.combined import combine_program  # heavy
+    from pullback.compose.modules import combine_module
+    from pullback.compose.options import ComposeOptions
 
-        module: nn.Module = combine_module(
-            program, *examples, backend=backend, save=save, name=name, verify=verify
-        )
-        return module
-    from pullback.compose.combined import combine as make  # heavy
-
-    return make(  # type: ignore[no-any-return]
-        program, *examples, backend=backend, save=save, name=name, verify=verify
-    )
+    make: Any = combine_module if isinstance(program, nn.Module) else combine_program
+    made: nn.Module = make(program, examples, ComposeOptions(backend, save, name, verify))
+    return made
 
 
 @overload
@@ -186,11 +181,11 @@ def hybrid(
       one node: 0 sin, 1 exp
       as written: 2 mul
     """
-    from pullback.compose.grouped import hybrid as make  # heavy
+    from pullback.compose.grouped import hybrid_program  # heavy
+    from pullback.compose.options import ComposeOptions
 
-    return make(  # type: ignore[no-any-return]
-        program, *examples, groups=groups, backend=backend, save=save, name=name, verify=verify
-    )
+    options = ComposeOptions(backend, save, name, verify)
+    return hybrid_program(program, examples, groups, options)  # type: ignore[no-any-return]
 
 
 @overload

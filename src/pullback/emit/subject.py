@@ -19,6 +19,7 @@ from pullback.capture.joint import Capture, capture
 from pullback.capture.names import class_name, function_class
 from pullback.capture.trees import flatten, map_leaves, unflatten
 from pullback.compose.flow import Flow, flow_of, recorded_units
+from pullback.compose.options import ComposeOptions
 from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import InputChangedError, Recipes
@@ -225,7 +226,7 @@ def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
         call: tuple[Any, Any] = (given, {})
         whole = functools.partial(_called, program)
         units = recorded_units(whole, call)
-        flow = flow_of(units, (), call, save="everything", module=cls.__module__)
+        flow = flow_of(units, (), call, ComposeOptions("eager", "everything"), cls.__module__)
     return _subject(
         cls.__name__, program, captured, "everything", tensor_specs_of(given), flow=flow
     )
