@@ -144,3 +144,16 @@ def order_of(strides: Sequence[int]) -> list[int]:
     spread = [dim for dim, stride in enumerate(strides) if stride]
     moved = dict(zip(spread, sorted(spread, key=lambda dim: -strides[dim]), strict=True))
     return [moved.get(dim, dim) for dim in range(len(strides))]
+
+
+def dense_cotangent(cotangent: Tensor, order: Sequence[int]) -> Tensor:
+    """`cotangent` without gaps, its dimensions in this order in memory, the outermost first."""
+    if list(order) == list(range(len(order))):
+        return cotangent.contiguous()
+    if cotangent.permute(*order).is_contiguous():
+        return cotangent
+    return cotangent.permute(*order).contiguous().permute(*_inverse(order))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return [order.index(d) for d in range(len(order))]

@@ -12,7 +12,8 @@ from typing import Any
 from pullback.capture.environment import Environment
 from pullback.capture.modes import autocast_off
 from pullback.compose.options import ComposeOptions
-from pullback.derive.call_table import CallEntry, CallTable, Unlisted, called_with
+from pullback.derive.call_table import CallEntry, CallTable, Unlisted
+from pullback.derive.recipe import called_with
 from pullback.derive.returned import record_of
 from pullback.function.slots import has_autocast
 from pullback.run import backends_of

@@ -230,7 +230,9 @@ def node_of(part: Part, values: dict[int, Tensor], options: ComposeOptions, modu
             name, numbers = _name(part.units), (part.inputs, part.outputs)
             program = units_function(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
-            known = make_derived(program, examples, options.policy(), keeps_inputs=True, opaque=True)
+            known = make_derived(
+                program, examples, options.policy(), keeps_inputs=True, opaque=True
+            )
             general = partial(record_of(known).call, known)
             call, known.nodes = with_nodes(known, general, options)
             known = traceable(known, call)

@@ -33,11 +33,11 @@ from pullback.capture.modes import autocast_off
 from pullback.capture.names import class_name, program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensor_leaves
-from pullback.derive.call import DerivedCall, Inputs, captured_gradients
-from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
+from pullback.derive.call import captured_gradients
+from pullback.derive.call_table import CallEntry, CallTable, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
-from pullback.derive.recipe import Recipe
+from pullback.derive.recipe import DerivedCall, Inputs, Recipe, called_with
 from pullback.derive.recipes import Recipes
 from pullback.derive.returned import MARKER, is_derived
 from pullback.derive.source import module_source

@@ -7,6 +7,7 @@ and a backward graph, and each is printed as a Python function and compiled. Wha
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +17,14 @@ from torch import Tensor, fx
 
 from pullback.capture.closeness import HalfTheDigits, value_difference
 from pullback.capture.fake import numbers_of
-from pullback.capture.joint import Capture
+from pullback.capture.joint import Capture, source_of
 from pullback.capture.modes import autocast_now
-from pullback.capture.seeds import memory_order
+from pullback.capture.seeds import dense_cotangent, memory_order
+from pullback.capture.trees import is_row, tensor_leaves
+from pullback.derive.call_table import MISS
 from pullback.errors import InternalError
 from pullback.function.generated import run_text
-from pullback.function.slots import is_ordinary_moment
+from pullback.function.slots import is_ordinary_moment, version_of
 from pullback.graph.absent import without_absent
 from pullback.graph.cost import is_random
 from pullback.graph.cut import cut
@@ -205,6 +208,100 @@ class Recipe:
         return found
 
 
+# ---- one call ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """The inputs of one call: by their places among what was saved, else by weak references."""
+
+    places: Sequence[int | None]
+    refs: Sequence[Any] = ()
+    versions: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, row: Sequence[Tensor], saved: Sequence[Tensor]) -> Inputs:
+        """Those of `row`, some of which are `saved`."""
+        at = {id(tensor): place for place, tensor in enumerate(saved)}
+        places = [at.get(id(tensor)) for tensor in row]
+        refs = [weakref.ref(source_of(x)) for x in row]
+        return cls(places, refs, [version_of(x) for x in row])
+
+    def find(self, saved: Sequence[Any]) -> list[Tensor] | None:
+        """The inputs as forward saw them, or None when one is gone or changed."""
+        row = []
+        for i, place in enumerate(self.places):
+            tensor = self.refs[i]() if place is None or not saved else saved[place]
+            if tensor is None or (place is None and version_of(tensor) != self.versions[i]):
+                return None
+            row.append(tensor)
+        return row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DerivedCall:
+    """One call of a derived Function, as its backward sees it.
+
+    `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
+    carries a gradient. `autocast` and `draws` are how these stood when the program ran. `is_bare`
+    says that what was saved comes back without its history.
+    """
+
+    recipe: Recipe
+    numbers: Sequence[Any]
+    inputs: Inputs
+    kinds: Callable[[], Sequence[Any]]
+    autocast: Any
+    draws: Any
+    is_bare: bool = False
+
+
+def called_with(
+    node: Callable[..., Any],
+    captured: Capture,
+    args: Sequence[Any],
+    held: Sequence[Tensor],
+    general: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A function of arguments like `args` that calls `node` with their tensors and those `held`.
+
+    The node gives the outputs of the capture: one as it is, several as a tuple.
+    """
+    closures: list[tuple[Any, bool]] = [(one.tensor, one.needs) for one in captured.closures]
+    places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
+    give = _giving(captured)
+    given = tensor_leaves(args)
+    is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
+    if not (held or closures or give or is_idle) and len(places) == len(args):
+        return node
+
+    def run(*args: Any) -> Any:
+        for tensor, needs in closures:
+            if tensor.requires_grad is not needs:
+                return general(*args)
+        given = tensor_leaves(args) if is_nested else [args[place] for place in places]
+        outputs = node(*(captured.linked(given) if is_idle else given), *held)
+        return outputs if give is None or outputs is MISS else give(outputs)
+
+    return run
+
+
+def _giving(captured: Capture) -> Callable[[Any], Any] | None:
+    """How a node's outputs become what the program returns; None if they are that already."""
+    spec, outputs = captured.out_spec, captured.outputs
+    is_single = captured.joint.output_count == 1
+    in_order = [o.index for o in outputs if o.returned] == list(range(len(outputs)))
+    if in_order and (spec.is_leaf() if is_single else spec.type is tuple and is_row(spec)):
+        return None
+    if is_single:
+        return lambda output: captured.give((output,))
+    return captured.give
+
+
+# ---- making ----
+
+
 def parts_of(captured: Capture, save: str | int, *, readable: bool = False) -> Parts:
     """The program of a capture, simplified, cut and split."""
     joint = simplify(captured.joint, READABLE if readable else EXACT, across_phases=readable)
@@ -261,16 +358,3 @@ def printed_function(
     run_text(text, f"derived {name} of {program}", space)
     function: Callable[..., Any] = space[name]
     return function
-
-
-def dense_cotangent(cotangent: Tensor, order: Sequence[int]) -> Tensor:
-    """`cotangent` without gaps, its dimensions in this order in memory, the outermost first."""
-    if list(order) == list(range(len(order))):
-        return cotangent.contiguous()
-    if cotangent.permute(*order).is_contiguous():
-        return cotangent
-    return cotangent.permute(*order).contiguous().permute(*_inverse(order))
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(d) for d in range(len(order))]

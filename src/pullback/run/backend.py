@@ -26,14 +26,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import fx
 
-from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
-from pullback.run.nodes.minimal import Minimal
 from pullback.run.nodes.node import Compiled, NodeSpec, make_node
+
+if TYPE_CHECKING:
+    from pullback.derive.recipe import Recipe
+    from pullback.run.nodes.minimal import Minimal
 
 
 class Backend(Protocol):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
-from pullback.capture.joint import one_at_a_time
+from pullback.capture.modes import one_at_a_time
 from pullback.errors import CaptureError
 from pullback.graph.cost import base_of, is_opaque
 from pullback.graph.parts import calls

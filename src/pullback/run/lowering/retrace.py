@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, apart
-from pullback.capture.joint import one_at_a_time
-from pullback.capture.modes import autocast_off
+from pullback.capture.modes import autocast_off, one_at_a_time
 from pullback.graph.cost import is_mutating
 from pullback.graph.parts import calls
 

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.seeds import memory_order
+from pullback.capture.seeds import dense_cotangent, memory_order
 from pullback.derive.call_table import MISS as MISS
-from pullback.derive.recipe import dense_cotangent
 from pullback.function.generated import run_text
 from pullback.function.slots import (
     c_apply,

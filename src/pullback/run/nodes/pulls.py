@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pullback.derive.call import DerivedCall, Inputs
-from pullback.derive.recipe import Recipe
+from pullback.derive.recipe import DerivedCall, Inputs, Recipe
 from pullback.errors import CaptureError
 from pullback.function.slots import is_batched
 from pullback.run.backend import Backend

@@ -25,8 +25,8 @@ from pullback.capture.closeness import Measured, ValueDifference, is_number, val
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import normal
-from pullback.derive.recipe import Recipe, dense_cotangent
+from pullback.capture.seeds import dense_cotangent, normal
+from pullback.derive.recipe import Recipe
 from pullback.errors import PullbackError
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
