@@ -21,7 +21,7 @@ from pullback.errors import BackendError, CaptureError
 from pullback.run.backends import native
 from pullback.run.disk import building
 from pullback.run.disk.private import OpenFolderError
-from pullback.run.nodes.node import EXACT, MISS, Layout, NodeSpec, Pull, ValueSource
+from pullback.run.nodes.node import MISS, Demand, Layout, NodeSpec, Pull, ValueSource
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -42,7 +42,7 @@ class Program:
         self.spec = NodeSpec(
             name="SquareSin",
             module=__name__,
-            demands=EXACT,
+            demand=Demand.LAYOUT,
             inputs=row,
             forward=self.forward,
             outputs=(ValueSource(MADE, 0),),

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from pullback.run.nodes.node import ANY, EXACT, OPEN, Layout, NodeSpec, Pull, ValueSource, make_node
+from pullback.run.nodes.node import Demand, Layout, NodeSpec, Pull, ValueSource, make_node
 
 INPUT = [ValueSource(True, 0), ValueSource(True, 1)]
 
 
-def product(x, y, *, demands=EXACT, needs=(True, True), log=None):
+def product(x, y, *, demand=Demand.LAYOUT, needs=(True, True), log=None):
     """A node for `x * y`, and beside it an output that carries no gradient."""
     log = [] if log is None else log
 
@@ -39,7 +39,7 @@ def product(x, y, *, demands=EXACT, needs=(True, True), log=None):
     spec = NodeSpec(
         name="Product",
         module=__name__,
-        demands=demands,
+        demand=demand,
         inputs=tuple(Layout.of(t) for t in (x, y)),
         forward=forward,
         outputs=(ValueSource(False, 0), ValueSource(False, 1)),
@@ -51,7 +51,7 @@ def product(x, y, *, demands=EXACT, needs=(True, True), log=None):
         cotangents=(Layout.of(x.detach(), needs=False),),
         backward=backward,
         general=general,
-        kept=() if demands == ANY else tuple(Layout.of(t.detach()) for t in (x, y)),
+        kept=() if demand is Demand.NOTHING else tuple(Layout.of(t.detach()) for t in (x, y)),
     )
     return make_node(spec), log
 
@@ -140,10 +140,10 @@ def test_hooks_that_change_a_tensor_first_do_no_harm(change):
     assert log[0] == "general"
 
 
-@pytest.mark.parametrize("demands", [EXACT, OPEN, ANY])
-def test_lazily_negated_cotangent_is_resolved(demands):
+@pytest.mark.parametrize("demand", Demand)
+def test_lazily_negated_cotangent_is_resolved(demand):
     x, y = pair(2, 3)
-    node, _ = product(x, y, demands=demands)
+    node, _ = product(x, y, demand=demand)
     out, _ = node(x, y)
     cotangent = torch._neg_view(torch.ones_like(out))
     got, _ = torch.autograd.grad(out, (x, y), cotangent)
@@ -153,7 +153,7 @@ def test_lazily_negated_cotangent_is_resolved(demands):
 
 def test_any_layout_is_read_as_it_comes():
     x, y = (t.detach().t().requires_grad_() for t in pair(3, 2))
-    node, log = product(x, y, demands=ANY)
+    node, log = product(x, y, demand=Demand.NOTHING)
     with saved_tensors_hooks(lambda t: t.contiguous(), lambda t: t):
         out, _ = node(x, y)
     got, _ = torch.autograd.grad(out, (x, y), torch.ones_like(out))

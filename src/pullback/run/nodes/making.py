@@ -21,12 +21,12 @@ from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.run import candidates_now
 from pullback.run.backend import Backend
-from pullback.run.nodes import specs
 from pullback.run.nodes.choosing import fastest
+from pullback.run.nodes.exact import exact_spec
 from pullback.run.nodes.node import Layout, make_node
-from pullback.run.nodes.open_sizes import stride_pattern
+from pullback.run.nodes.open_sizes import open_spec, stride_pattern
 from pullback.run.nodes.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, UncompiledReason
-from pullback.run.nodes.specs import SpecMaker
+from pullback.run.nodes.specs import SpecMaker, forward_only, text_spec
 from pullback.run.nodes.verify import graph_difference, node_difference, raised_difference
 
 PATTERNS = 8  # how many patterns of strides of one recipe are compiled for
@@ -158,7 +158,7 @@ class Nodes:
             if sum(other == name for other, _ in patterns) >= PATTERNS:
                 self.paths.warn(LAYOUTS)
                 return None
-            patterns[key] = _Pattern(layouts, self._made(name, recipe, row, specs.exact))
+            patterns[key] = _Pattern(layouts, self._made(name, recipe, row, exact_spec))
         pattern = patterns[key]
         if layouts == pattern.layouts:
             return pattern.first
@@ -169,7 +169,7 @@ class Nodes:
     ) -> Node | None:
         """The node of a backend that serves every size of one pattern."""
         if not pattern.has_rest:
-            pattern.rest = self._made(name, recipe, row, specs.open_sizes)
+            pattern.rest = self._made(name, recipe, row, open_spec)
             pattern.has_rest = True
         size = _bucket(row)
         if pattern.rest is not None and size not in pattern.compared:
@@ -183,7 +183,7 @@ class Nodes:
     ) -> Node | None:
         """A node, compiled and compared."""
         backend = self.backends[name]
-        make = backend.make_node if spec_of is specs.exact else make_node
+        make = backend.make_node if spec_of is exact_spec else make_node
 
         def made() -> Node | None:
             node = make(spec_of(self._maker(name), backend, backend.prepared(recipe), row))
@@ -212,7 +212,7 @@ class Nodes:
     def _eager_node(self, recipe: Recipe, row: Sequence[Tensor]) -> Node:
         made = self._made_of(recipe)
         if made.eager is None:
-            made.eager = make_node(specs.eager(self._maker("eager"), recipe, row))
+            made.eager = make_node(text_spec(self._maker("eager"), recipe, row))
         return made.eager
 
     def _outputs_alone(self, recipe: Recipe, row: Sequence[Tensor]) -> Found | None:
@@ -237,7 +237,7 @@ class Nodes:
         def made() -> Node | None:
             backend = self.backends[name]
             prepared = backend.prepared(recipe)
-            node, code, one = specs.forward_only(backend, prepared, row)
+            node, code, one = forward_only(backend, prepared, row)
             if self.verifies:
                 text = one.printed("forward", prepared)
                 names = [f"output {place}" for place in range(len(one.made))]

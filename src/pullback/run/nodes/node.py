@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -38,9 +39,14 @@ from pullback.function.slots import (
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """A compiled graph: takes the row of its arguments, which it may clear, and checks nothing."""
 
-EXACT, OPEN, ANY = "exact", "open", "any"
-"""What a node demands of the layout of its tensors: that of the first call; any that its code
-serves, which looks for itself; nothing."""
+
+class Demand(Enum):
+    """What the compiled graphs of a node demand of the layout of its tensors."""
+
+    LAYOUT = "that of the first call"
+    PATTERN = "any that its code serves, which looks for itself"
+    NOTHING = "nothing"
+
 
 PULLS = 64  # how many layouts of cotangents are remembered
 
@@ -99,7 +105,7 @@ class ValueSource:
 class Pull:
     """A compiled backward graph, and the layouts in which it reads the cotangents.
 
-    A node that is not `EXACT` lays them out itself, whatever their sizes: there are none then.
+    A node that demands no layout lays them out itself, whatever their sizes: there are none then.
     Where it `is_kept`, it serves all cotangents that are laid out like those it was asked for with;
     otherwise it serves these, and the node asks again.
     """
@@ -116,7 +122,7 @@ class NodeSpec:
     Attributes:
         name: of the Function; its `grad_fn` is called after it.
         module: where the program is written.
-        demands: what the compiled graphs demand of layouts. Where that is `EXACT`, a call has
+        demand: what the compiled graphs demand of layouts. Where that is `LAYOUT`, a call has
             the layouts of `inputs`; otherwise sizes and strides in them are only examples.
         inputs: one per tensor of the row that the node is called with. `needs` says whether it
             requires grad and has a gradient.
@@ -132,7 +138,7 @@ class NodeSpec:
             gaps, in the order of the output's dimensions in memory.
         backward: makes the compiled backward graph for a first row of its arguments: what is read,
             the numbers, the cotangents. It gives one gradient per input that needs one. Where the
-            node is `EXACT`, it may be asked again for cotangents in another layout.
+            node demands a `LAYOUT`, it may be asked again for cotangents in another layout.
         general: gives one gradient per input, by whatever way is right, from the saved tensors, the
             numbers, and a cotangent or None for each output that carries a gradient; those of some
             inputs only, if it is told which.
@@ -146,7 +152,7 @@ class NodeSpec:
 
     name: str
     module: str
-    demands: str
+    demand: Demand
     inputs: tuple[Layout, ...]
     forward: Compiled
     outputs: tuple[ValueSource, ...]
@@ -313,10 +319,10 @@ def _backward(spec: NodeSpec) -> list[str]:
         lines.append(
             f"    if {g}.is_neg() or {g}.is_conj(): {g} = {g}.resolve_conj().resolve_neg()"
         )
-        lines += [f"    {_fitting(spec, g)}"] if spec.demands != EXACT else []
+        lines += [f"    {_fitting(spec, g)}"] if spec.demand is not Demand.LAYOUT else []
     lines.append(f"    row = [{', '.join([*read, *numbers, *cotangents])}]")
     lines += _in_part(spec)
-    strides = [f"{g}.stride()" for g in cotangents] if spec.demands == EXACT else []
+    strides = [f"{g}.stride()" for g in cotangents] if spec.demand is Demand.LAYOUT else []
     lines.append(f"    at = {_tuple(strides)}")
     lines.append("    pull = pulls.get(at) or begin(row, at)")
     return [*lines, "    made = pull(row)", f"    return {_gradients(spec)}"]
@@ -351,7 +357,7 @@ def _fitting(spec: NodeSpec, g: str) -> str:
 
 def _unfit(spec: NodeSpec, read: Sequence[str]) -> str:
     """Whether hooks on saved tensors gave one of them back in another layout, or dtype."""
-    if spec.demands == OPEN:
+    if spec.demand is Demand.PATTERN:
         dtypes = f"{_tuple(f'{s}.dtype' for s in read)} != dtypes"
         return " or ".join([dtypes, *(_is_lazy(s) for s in read)])
     return (

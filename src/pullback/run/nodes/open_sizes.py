@@ -1,4 +1,7 @@
-"""Code that is compiled once for many sizes: which tensors it serves, and what serves others."""
+"""A node that is compiled once for tensors of every size that lie in memory as a row does.
+
+Its code may not serve every size after all: the text serves those.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,52 @@ from torch import Tensor
 
 from pullback.capture.fake import is_dense
 from pullback.capture.seeds import memory_order
+from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
-from pullback.run.nodes.node import Compiled
+from pullback.run.backend import Backend
+from pullback.run.nodes.general import CompiledGeneral, RecipeGeneral, SizedLayouts
+from pullback.run.nodes.minimal import minimal
+from pullback.run.nodes.node import Compiled, Demand, NodeSpec, Pull
+from pullback.run.nodes.specs import Spec, SpecMaker, first_run
+
+_SIZES = 4096  # of how many it is remembered what serves them
+
+
+def open_spec(
+    maker: SpecMaker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]
+) -> NodeSpec:
+    """The node that is compiled once for tensors of every size."""
+    forward = minimal(recipe.parts.forward)
+    code = forward.bare.compiled(backend, row, "forward", is_open=True)
+    run = OpenSizes(code, forward.bare.printed("forward", recipe), maker.refused)
+    spec = Spec(maker, recipe, row, forward.sources, run, first_run(run, forward, recipe, row))
+    pull = OpenPull(spec, backend)
+    text = RecipeGeneral(spec, SizedLayouts(spec))
+    general = CompiledGeneral(text, pull, lambda x, like: x.dtype == like.dtype)
+    return spec.finish(Demand.PATTERN, pull, general)
+
+
+class OpenPull:
+    """The backward of a node with open sizes, compiled for the first row that it is given."""
+
+    def __init__(self, spec: Spec, backend: Backend) -> None:
+        self.spec, self.backend = spec, backend
+        self.made: Pull | None = None
+
+    def __call__(self, given: Sequence[Any]) -> Pull:
+        if self.made is None:
+            self.made = self._compiled(given)
+        return self.made
+
+    def _compiled(self, given: Sequence[Any]) -> Pull:
+        spec, text = self.spec, self.spec.printed()
+        pull = minimal(spec.recipe.parts.backward)
+        try:
+            code = pull.compiled(self.backend, given, "backward", is_open=True)
+        except CaptureError as error:
+            spec.maker.refused(error)
+            return Pull(text)
+        return Pull(OpenSizes(code, text, spec.maker.refused))
 
 
 class OpenSizes:
@@ -38,9 +85,6 @@ class OpenSizes:
         shapes = ", ".join(str(list(v.shape)) for v in row if isinstance(v, Tensor))
         self.refused(CaptureError("code for open sizes must serve the sizes of a call", got=shapes))
         return self.text
-
-
-_SIZES = 4096  # how many are remembered
 
 
 def stride_pattern(row: Sequence[Tensor]) -> tuple[Any, ...]:

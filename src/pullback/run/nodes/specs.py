@@ -1,9 +1,8 @@
 """The specs of nodes: what a recipe becomes for one layout, for open sizes, or as it is.
 
-- `exact` is compiled for tensors of one layout. Its backward is compiled for the cotangents that
-  the recipe was captured with, and for others where that is faster than a copy.
-- `open_sizes` is compiled for tensors of every size whose dimensions lie in memory as in a row.
-- `eager` is the recipe's text, for everything that the recipe serves.
+- `exact.py` compiles for tensors of one layout.
+- `open_sizes.py` compiles for tensors of every size whose dimensions lie in memory as in a row.
+- `text_spec` is the recipe's text, for everything that the recipe serves.
 - `forward_only` is a function that gives the outputs, where nobody asks for gradients.
 """
 
@@ -20,11 +19,10 @@ from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.graph.split import split
 from pullback.run.backend import Backend
+from pullback.run.nodes.general import RecipeGeneral, SizedLayouts
 from pullback.run.nodes.minimal import Minimal, minimal
-from pullback.run.nodes.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, ValueSource
-from pullback.run.nodes.open_sizes import OpenSizes
+from pullback.run.nodes.node import Compiled, Demand, Layout, NodeSpec, Pull, ValueSource
 from pullback.run.nodes.paths import UncompiledReason
-from pullback.run.nodes.pulls import General, OpenPull, Pulls, donated_by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,71 +41,6 @@ class SpecMaker:
     refused: Callable[[CaptureError], None]
     differs: Callable[[object], None]
     verifies: bool
-
-
-# ---- nodes ----
-
-
-def eager(maker: SpecMaker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
-    """The node that runs the text."""
-    parts = recipe.parts
-    forward = minimal(parts.forward)
-
-    def some(wanted: tuple[bool, ...]) -> Compiled:
-        needed = tuple(place for place, want in enumerate(wanted) if want)
-        graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
-        return minimal(graph).printed("backward", recipe)
-
-    run = forward.bare.printed("forward", recipe)
-    spec = Spec(maker, recipe, row, forward.sources, run)
-    pull = Pull(spec.printed())
-    return replace(spec.finish(ANY, lambda _: pull), some=some)
-
-
-def open_sizes(
-    maker: SpecMaker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]
-) -> NodeSpec:
-    """The node that is compiled once for tensors of every size."""
-    forward = minimal(recipe.parts.forward)
-    code = forward.bare.compiled(backend, row, "forward", is_open=True)
-    run = OpenSizes(code, forward.bare.printed("forward", recipe), maker.refused)
-    spec = Spec(maker, recipe, row, forward.sources, run, _first_run(run, forward, recipe, row))
-    return spec.finish(OPEN, OpenPull(spec, backend))
-
-
-def exact(maker: SpecMaker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
-    """The node that is compiled for tensors of one layout."""
-    count = recipe.captured.joint.output_count + recipe.saved_count
-    forward = minimal(recipe.parts.forward, count)
-    run = forward.bare.compiled(backend, row, "forward", is_open=False)
-    spec = Spec(maker, recipe, row, forward.sources, run, _first_run(run, forward, recipe, row))
-    pulls = Pulls(spec, backend, donated_by(spec, backend))
-    made_numbers = tuple(spec.numbers)
-    return replace(spec.finish(EXACT, pulls), numbers=made_numbers, donated=tuple(pulls.donated))
-
-
-def _first_run(
-    run: Compiled, forward: Minimal, recipe: Recipe, row: Sequence[Tensor]
-) -> Sequence[Any]:
-    """What a compiled forward makes.
-
-    Raises if an output shares memory with another value: nobody would see it changed in place.
-    """
-    with torch.no_grad():
-        made = run(list(row))
-    count = recipe.captured.joint.output_count
-    outputs = [one for one in forward.sources[:count] if isinstance(one, ValueSource)]
-    tensors = [(ValueSource(True, i), x) for i, x in enumerate(row)]
-    tensors += [(ValueSource(False, i), x) for i, x in enumerate(made) if isinstance(x, Tensor)]
-    at = {source: x.untyped_storage().data_ptr() for source, x in tensors if x.numel()}
-    for one in outputs:
-        if one in at and sum(place == at[one] for place in at.values()) > 1:
-            raise CaptureError(
-                f"the outputs of `{recipe.captured.name}` must not share memory to be compiled",
-                got="an output that is a view of an input or of another value",
-                fix="clone it before it is returned",
-            )
-    return made
 
 
 class Spec:
@@ -155,13 +88,18 @@ class Spec:
         """The backward as Python."""
         return minimal(self.recipe.parts.backward).printed("backward", self.recipe)
 
-    def finish(self, demands: str, backward: Callable[[Sequence[Any]], Pull]) -> NodeSpec:
-        """The spec."""
+    def finish(
+        self,
+        demand: Demand,
+        backward: Callable[[Sequence[Any]], Pull],
+        general: Callable[..., Sequence[Any]],
+    ) -> NodeSpec:
+        """The spec of a node that demands so much of layouts."""
         count = self.recipe.captured.joint.output_count
         return NodeSpec(
             name=self.maker.name,
             module=self.maker.module,
-            demands=demands,
+            demand=demand,
             inputs=tuple(self.inputs),
             forward=self.forward,
             outputs=tuple(self.sources[:count]),
@@ -172,7 +110,7 @@ class Spec:
             live=self.live,
             cotangents=self.cotangents,
             backward=backward,
-            general=General(self, backward, demands),
+            general=general,
             kept=self.kept,
         )
 
@@ -181,6 +119,49 @@ def _dense(output: Tensor, order: Sequence[int]) -> Layout:
     """The layout of a cotangent without gaps, its dimensions in this order in memory."""
     like = torch.empty_permuted(output.shape, list(order), device="meta")
     return Layout(tuple(output.shape), like.stride(), output.dtype, output.device, False)
+
+
+def first_run(
+    run: Compiled, forward: Minimal, recipe: Recipe, row: Sequence[Tensor]
+) -> Sequence[Any]:
+    """What a compiled forward makes.
+
+    Raises if an output shares memory with another value: nobody would see it changed in place.
+    """
+    with torch.no_grad():
+        made = run(list(row))
+    count = recipe.captured.joint.output_count
+    outputs = [one for one in forward.sources[:count] if isinstance(one, ValueSource)]
+    tensors = [(ValueSource(True, i), x) for i, x in enumerate(row)]
+    tensors += [(ValueSource(False, i), x) for i, x in enumerate(made) if isinstance(x, Tensor)]
+    at = {source: x.untyped_storage().data_ptr() for source, x in tensors if x.numel()}
+    for one in outputs:
+        if one in at and sum(place == at[one] for place in at.values()) > 1:
+            raise CaptureError(
+                f"the outputs of `{recipe.captured.name}` must not share memory to be compiled",
+                got="an output that is a view of an input or of another value",
+                fix="clone it before it is returned",
+            )
+    return made
+
+
+# ---- the text ----
+
+
+def text_spec(maker: SpecMaker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+    """The node that runs the text."""
+    parts = recipe.parts
+    forward = minimal(parts.forward)
+
+    def some(wanted: tuple[bool, ...]) -> Compiled:
+        needed = tuple(place for place, want in enumerate(wanted) if want)
+        graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
+        return minimal(graph).printed("backward", recipe)
+
+    run = forward.bare.printed("forward", recipe)
+    spec = Spec(maker, recipe, row, forward.sources, run)
+    pull, general = Pull(spec.printed()), RecipeGeneral(spec, SizedLayouts(spec))
+    return replace(spec.finish(Demand.NOTHING, lambda _: pull, general), some=some)
 
 
 # ---- outputs alone ----
@@ -195,7 +176,7 @@ def forward_only(
     """
     forward = minimal(recipe.parts.forward, recipe.captured.joint.output_count)
     code = forward.bare.compiled(backend, row, "forward", is_open=False)
-    _first_run(code, forward, recipe, row)
+    first_run(code, forward, recipe, row)
     run = forward.whole(code)
 
     def outputs(*row: Any) -> Any:
