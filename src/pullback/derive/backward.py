@@ -228,7 +228,8 @@ class DerivedRecord:
             kinds = [(outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in recipe.live]
             found = Inputs.of(inputs, saved)
             ctx.call = DerivedCall(recipe, numbers, found, lambda: kinds, recipe.autocast, draws)
-            ctx.mark_non_differentiable(*(outputs[place] for place in recipe.silent))
+            if recipe.silent:
+                ctx.mark_non_differentiable(*[outputs[place] for place in recipe.silent])
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
         return forward
@@ -249,11 +250,10 @@ class DerivedRecord:
 
         def backward(ctx: Any, *cotangents: Any) -> Any:
             recipe, saved = ctx.call.recipe, ctx.saved_tensors
-            captured = recipe.captured
-            given, wanted = [cotangents[i] for i in recipe.live], _wanted(ctx, captured)
-            gradients = self.pull(ctx.call, saved, given, wanted)
-            rest = zip(gradients, captured.inputs, strict=True)
-            return (None, *(g for g, one in rest if _is_passed(one)))
+            given = [cotangents[i] for i in recipe.live]
+            gradients = self.pull(ctx.call, saved, given, _wanted(ctx, recipe))
+            rest = zip(gradients, recipe.passed, strict=True)
+            return (None, *[g for g, place in rest if place is not None])
 
         return backward
 
@@ -292,20 +292,11 @@ def _apart(outputs: Sequence[Tensor], place: int, live: Sequence[int]) -> Tensor
 # ---- inputs ----
 
 
-def _is_passed(one: Any) -> bool:
-    """Whether an input of a capture is one of the Function: the others carry no gradient."""
-    return bool(one.kind == "argument" or (one.kind == "closure" and one.needs))
-
-
-def _wanted(ctx: Any, captured: Capture) -> list[bool]:
+def _wanted(ctx: Any, recipe: Recipe) -> list[bool]:
     """For each input of a capture, whether this very backward needs its gradient."""
-    places = iter(range(len(captured.inputs)))
-    passed = [next(places) if _is_passed(one) else None for one in captured.inputs]
     needs = ctx.needs_input_grad
-    return [
-        one.needs and place is not None and needs(place)
-        for one, place in zip(captured.inputs, passed, strict=True)
-    ]
+    pairs = zip(recipe.captured.inputs, recipe.passed, strict=True)
+    return [one.needs and place is not None and needs(place) for one, place in pairs]
 
 
 def _must_keep_inputs(captured: Capture) -> bool:

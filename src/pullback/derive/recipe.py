@@ -7,6 +7,7 @@ and a backward graph, and each is printed as a Python function and compiled. Wha
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +90,7 @@ class Recipe:
             self.served.add(layouts)
         return is_served
 
-    @property
+    @functools.cached_property
     def saved_count(self) -> int:
         """How many tensors are saved."""
         return len(self.parts.cut.saved)
@@ -121,6 +122,17 @@ class Recipe:
     def saves_between(self) -> bool:
         """Whether something is saved between inputs and outputs."""
         return bool(self.parts.between)
+
+    @functools.cached_property
+    def passed(self) -> tuple[int | None, ...]:
+        """The place of each input among those of the Function; None where it carries no gradient."""
+        places = itertools.count()
+        return tuple(
+            next(places)
+            if one.kind == "argument" or (one.kind == "closure" and one.needs)
+            else None
+            for one in self.captured.inputs
+        )
 
     @functools.cached_property
     def is_random(self) -> bool:
@@ -213,28 +225,30 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """The inputs of one call: by their places among what was saved, else by weak references."""
+    """The inputs of one call: by their places among what was saved.
+
+    Those that were not are weak references, with the number of changes in place by then.
+    """
 
     places: Sequence[int | None]
-    refs: Sequence[Any] = ()
-    versions: Sequence[int] = ()
+    refs: Mapping[int, tuple[Any, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: Sequence[Tensor], saved: Sequence[Tensor]) -> Inputs:
         """Those of `row`, some of which are `saved`."""
         at = {id(tensor): place for place, tensor in enumerate(saved)}
         places = [at.get(id(tensor)) for tensor in row]
-        refs = [weakref.ref(source_of(x)) for x in row]
-        return cls(places, refs, [version_of(x) for x in row])
+        rest = [(i, x) for i, x in enumerate(row) if places[i] is None]
+        refs = {i: (weakref.ref(source_of(x)), version_of(x)) for i, x in rest}
+        return cls(places, refs)
 
     def find(self, saved: Sequence[Any]) -> list[Tensor] | None:
         """The inputs as forward saw them, or None when one is gone or changed."""
-        row = []
-        for i, place in enumerate(self.places):
-            tensor = self.refs[i]() if place is None or not saved else saved[place]
-            if tensor is None or (place is None and version_of(tensor) != self.versions[i]):
+        row: list[Any] = [None if place is None else saved[place] for place in self.places]
+        for i, (ref, version) in self.refs.items():
+            tensor = row[i] = ref()
+            if tensor is None or version_of(tensor) != version:
                 return None
-            row.append(tensor)
         return row
 
 

@@ -210,9 +210,12 @@ class AutogradContext(BackwardCFunction):
         first = cotangents[0] if cotangents else None
         result = user_backward(info)(self, *args)
         gradients = gradient_row(self, result, cotangents)
-        look_at(self, gradients)
-        if first.__class__ is Tensor and len(info.seen) < 1000:
-            info.seen.add(first.shape)
+        if first.__class__ is not Tensor:
+            look_at(self, gradients)
+        elif first.shape not in info.seen:
+            look_at(self, gradients)
+            if len(info.seen) < 1000:
+                info.seen.add(first.shape)
         return result if result.__class__ is Tensor else gradients
 
     def apply_boxed(self, cotangents: list[Any]) -> Any:

@@ -259,10 +259,9 @@ def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     def begin(row: Sequence[Any]) -> tuple[Any, ...]:
         found = [Layout.of(tensor, needs=False) for tensor in row[: spec.read]]
         kept = spec.kept or found
-        if (
-            spec.demand is Demand.LAYOUT and list(kept) != found
-        ):  # hooks gave them back in another layout
-            # It may be run with these: an index out of range would end all use of a GPU.
+        if spec.demand is Demand.LAYOUT and list(kept) != found:
+            # Hooks gave them back in another layout. It may be run with these: an index out of
+            # range would end all use of a GPU.
             row = [*(one.empty().zero_() for one in kept), *row[spec.read :]]
         pull = spec.backward(row)
         layouts = [_row(one) for one in kept], [_row(one) for one in pull.cotangents]
