@@ -125,7 +125,7 @@ class Recipe:
 
     @functools.cached_property
     def passed(self) -> tuple[int | None, ...]:
-        """The place of each input among those of the Function; None where it carries no gradient."""
+        """Each input's place among those of the Function; None for one without a gradient."""
         places = itertools.count()
         return tuple(
             next(places)
