@@ -24,8 +24,8 @@ from pullback.compose.nested import as_written, callable_of, composition
 from pullback.compose.options import AS_WRITTEN, ComposeOptions, require_examples
 from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_text
 from pullback.derive.recipes import Recipes
-from pullback.derive.tensor_specs import tensor_spec_of_leaf
 from pullback.function.slots import has_tangent, transforms_active
+from pullback.judge.tensor_specs import tensor_spec_of_leaf
 from pullback.run import describe_backend
 from pullback.run.nodes.paths import Paths, UncompiledReason
 
