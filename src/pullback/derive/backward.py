@@ -38,7 +38,6 @@ from pullback.derive.call_table import CallEntry, CallTable, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.recipe import DerivedCall, Inputs, Recipe, called_with
 from pullback.derive.recipes import Recipes
-from pullback.derive.source import module_source
 from pullback.derive.traced import traceable
 from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
@@ -137,6 +136,8 @@ class DerivedRecord:
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
+        from pullback.derive.source import module_source  # heavy, and no call needs it
+
         captured = self.general.captured
         if captured.opaque:
             raise CaptureError(

@@ -27,6 +27,7 @@ from pullback.capture.joint import Capture, capture
 from pullback.capture.names import argument_names, program_name
 from pullback.capture.trees import flatten, map_leaves, tensor_leaves
 from pullback.compose.nested import callable_of, composition
+from pullback.compose.options import ComposeOptions
 from pullback.compose.rows.call import ChunkedCall
 from pullback.derive.backward import placed_call
 from pullback.derive.call_table import signature_if_known
@@ -47,48 +48,18 @@ SHARE = 2  # of the bytes of sums of products, which are read and written with e
 KINDS = 16  # how many kinds of calls are kept
 
 
-def chunked(
+def chunked_program(
     program: Callable[..., Any],
-    *examples: Any,
-    over: Rows = 0,
-    chunks: int | str = "auto",
-    backend: str = "auto",
-    name: str | None = None,
+    examples: tuple[Any, ...],
+    over: Rows,
+    chunks: int | str,
+    options: ComposeOptions,
 ) -> Any:
-    """A `Function` that computes `program` a few rows at a time.
-
-    Arguments:
-        program: as in `combine`; a loss head, say, from features, weights and labels to a loss.
-        examples: arguments to make it ready with; without them that is done at the first call.
-        over: the arguments that have the rows, by number or name; a mapping says in which dimension
-            of each, otherwise it is the first. Of one argument, the others that go with its rows
-            are found.
-        chunks: how many; "auto" chooses by the bytes that a row takes.
-        backend: what runs a chunk: "eager", "inductor", or "auto", the latter where it can be had.
-        name: what the Function is called, as in `combine`.
-
-    Raises `ChunkingError` where large rows depend on each other, and says where. Before it is used,
-    the result is compared with the program on a few rows, and compiled code with the program's ops.
-
-    Guarantee: the outputs and gradients of the program, but for the order in which sums over rows
-    are added up; sums of half precision are kept in float32. Second derivatives are those of the
-    program, run as it is written.
-
-    >>> import torch
-    >>> def head(x, weight, labels):
-    ...     return torch.nn.functional.cross_entropy(x @ weight.T, labels)
-    >>> chunked_head = chunked(head, over=("x", "labels"), chunks=4, backend="eager")
-    >>> x, weight = torch.randn(12, 5, requires_grad=True), torch.randn(9, 5, requires_grad=True)
-    >>> labels = torch.arange(12) % 9
-    >>> bool(torch.allclose(chunked_head(x, weight, labels), head(x, weight, labels)))
-    True
-    >>> print(chunked_head.explain())
-    chunked: 4 chunks of 3 rows of `x` and `labels`, gradients made in forward, backend "eager"
-    """
+    """As `pullback.chunked`, which says what it does."""
     program = callable_of(program)
     _require_count(chunks)
-    made = ChunkedRecord(program, over, chunks, backend)
-    cls = composition(program, "chunked", made.call, name)
+    made = ChunkedRecord(program, over, chunks, options.backend)
+    cls = composition(program, "chunked", made.call, options.name)
     made.name = cls.__name__
     cls.explain = staticmethod(made.explain)
     if examples:

@@ -112,10 +112,16 @@ class RowProgram:
         inputs = self.paired.whole.find_nodes(op="placeholder")
         with_rows = [node for node in inputs if self.row_dim(node) is not None]
         self.limit = max(map(bytes_of, with_rows), default=0)
+        self.more = max((self._more(node) for node in with_rows[:1]), default=0)
         for node in self.nodes:
             self._place(node)
         self.kept &= self.chunked
         self.loops = self._schedule()
+
+    def _more(self, node: fx.Node) -> int:
+        """How many more rows a value has than in the other graph."""
+        dim = self.row_dim(node) or 0
+        return int(held_value(node).shape[dim] - held_value(self.paired.part[node]).shape[dim])
 
     # ---- whole, or in chunks ----
 
@@ -156,18 +162,7 @@ class RowProgram:
 
     def _is_small(self, node: fx.Node) -> bool:
         row = bytes_of(node) - bytes_of(self.paired.part[node])
-        rows = self._rows(self.paired.whole) - self._rows_of_part()
-        return rows > 0 and row <= SMALL * rows
-
-    def _rows(self, graph: fx.Graph) -> int:
-        inputs = graph.find_nodes(op="placeholder")
-        node = next(n for n in inputs if self.row_dim(n) is not None)
-        return int(held_value(node).shape[self.row_dim(node) or 0])
-
-    def _rows_of_part(self) -> int:
-        inputs = self.paired.whole.find_nodes(op="placeholder")
-        node = next(n for n in inputs if self.row_dim(n) is not None)
-        return int(held_value(self.paired.part[node]).shape[self.row_dim(node) or 0])
+        return row <= SMALL * self.more
 
     def _require_room(self, node: fx.Node, mixing: fx.Node) -> None:
         """Raise unless a value is small enough to be there for all rows at once."""
