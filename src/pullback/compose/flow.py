@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import is_dense, is_odd
+from pullback.capture.layouts import strided_copy
 from pullback.capture.names import identifier
-from pullback.capture.seeds import strided_copy
 from pullback.capture.trees import flatten, map_leaves, tensor_leaves, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
 from pullback.capture.watch import shielded

@@ -18,8 +18,8 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture, source_of
+from pullback.capture.layouts import dense_cotangent, memory_order
 from pullback.capture.modes import autocast_now
-from pullback.capture.seeds import dense_cotangent, memory_order
 from pullback.capture.trees import is_row, tensor_leaves
 from pullback.derive.call_table import MISS
 from pullback.errors import InternalError

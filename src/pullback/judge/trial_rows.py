@@ -22,7 +22,8 @@ from torch import Tensor
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import in_memory_order, moved_a_little
+from pullback.capture.layouts import in_memory_order
+from pullback.capture.seeds import moved_a_little
 from pullback.judge.closeness import is_number
 from pullback.judge.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.judge.trial_sizes import (

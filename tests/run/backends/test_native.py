@@ -17,11 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import pullback as pb
+from pullback.capture.layouts import Layout
 from pullback.errors import BackendError, CaptureError
 from pullback.run.backends import native
 from pullback.run.disk import building
 from pullback.run.disk.private import OpenFolderError
-from pullback.run.nodes.node import MISS, Demand, Layout, NodeSpec, Pull, ValueSource
+from pullback.run.nodes.node import MISS, Demand, NodeSpec, Pull, ValueSource
 
 pytestmark = pytest.mark.needs_compiler
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from pullback.run.nodes.node import Demand, Layout, NodeSpec, Pull, ValueSource, make_node
+from pullback.capture.layouts import Layout
+from pullback.run.nodes.node import Demand, NodeSpec, Pull, ValueSource, make_node
 
 INPUT = [ValueSource(True, 0), ValueSource(True, 1)]
 

@@ -162,7 +162,7 @@ class RowProgram:
 
     def _is_small(self, node: fx.Node) -> bool:
         row = bytes_of(node) - bytes_of(self.paired.part[node])
-        return row <= SMALL * self.more
+        return self.more > 0 and row <= SMALL * self.more
 
     def _require_room(self, node: fx.Node, mixing: fx.Node) -> None:
         """Raise unless a value is small enough to be there for all rows at once."""

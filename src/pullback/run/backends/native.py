@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.layouts import Layout
 from pullback.errors import BackendError, BuildError, CaptureError
 from pullback.run.backend import Backend
 from pullback.run.backends.inductor import BACKEND as INDUCTOR
@@ -35,7 +36,7 @@ from pullback.run.backends.inductor import aligned_code, realigned
 from pullback.run.disk import building, toolchain
 from pullback.run.lowering.wrapper import reading_of
 from pullback.run.nodes.minimal import Minimal
-from pullback.run.nodes.node import MISS, Compiled, Demand, Layout, NodeSpec, ValueSource
+from pullback.run.nodes.node import MISS, Compiled, Demand, NodeSpec, ValueSource
 
 _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
 PATIENCE = 10.0  # seconds before a build begins: the first calls have the machine to themselves

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.layouts import Layout
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.run.backend import Backend
 from pullback.run.nodes.choosing import quickest
 from pullback.run.nodes.general import CompiledGeneral, RecipeGeneral
 from pullback.run.nodes.minimal import minimal
-from pullback.run.nodes.node import Compiled, Demand, Layout, NodeSpec, Pull, ValueSource
+from pullback.run.nodes.node import Compiled, Demand, NodeSpec, Pull, ValueSource
 from pullback.run.nodes.specs import Spec, SpecMaker, first_run
 from pullback.run.nodes.verify import gradient_names, graph_difference
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pullback.capture.layouts import Layout
 from pullback.derive.recipe import DerivedCall, Inputs
 from pullback.function.slots import is_batched
-from pullback.run.nodes.node import Layout, Pull
+from pullback.run.nodes.node import Pull
 from pullback.run.nodes.paths import ABSENT, BATCHED, HOOKED, INFINITE, TWICE, UncompiledReason
 
 if TYPE_CHECKING:

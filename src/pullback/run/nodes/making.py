@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.layouts import Layout
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.run import candidates_now
 from pullback.run.backend import Backend
 from pullback.run.nodes.choosing import fastest
 from pullback.run.nodes.exact import exact_spec
-from pullback.run.nodes.node import Layout, make_node
+from pullback.run.nodes.node import make_node
 from pullback.run.nodes.open_sizes import open_spec, stride_pattern
 from pullback.run.nodes.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, UncompiledReason
 from pullback.run.nodes.specs import SpecMaker, forward_only, text_spec

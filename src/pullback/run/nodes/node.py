@@ -19,10 +19,9 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.seeds import dense_cotangent, memory_order
+from pullback.capture.layouts import Layout, dense_cotangent, memory_order
 from pullback.derive.call_table import MISS as MISS
 from pullback.function.generated import run_text
 from pullback.function.slots import (
@@ -49,48 +48,6 @@ class Demand(Enum):
 
 
 PULLS = 64  # how many layouts of cotangents are remembered
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a tensor is, but for its values, and whether it needs a gradient."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    needs: bool
-
-    @classmethod
-    def of(cls, tensor: Tensor, *, needs: bool | None = None) -> Layout:
-        """That of `tensor`."""
-        needs = tensor.requires_grad if needs is None else needs
-        shape = tuple(tensor.shape)
-        return cls(shape, tensor.stride(), tensor.dtype, tensor.device, needs)
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The strides that matter: those of dimensions that have more than one element."""
-        return tuple(s if n > 1 else 0 for s, n in zip(self.stride, self.shape, strict=True))
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether several elements share one place in memory: such a layout is never written to."""
-        return any(s == 0 and n > 1 for s, n in zip(self.stride, self.shape, strict=True))
-
-    def empty(self) -> Tensor:
-        """A tensor that is laid out so."""
-        kind: Any = {"dtype": self.dtype, "device": self.device}
-        return torch.empty_strided(self.shape, self.stride, **kind)
-
-    def filled(self, tensor: Tensor) -> Tensor:
-        """A tensor that is laid out so, with the numbers of `tensor`."""
-        return self.empty().copy_(tensor)
-
-    @staticmethod
-    def copy_of(tensor: Tensor) -> Tensor:
-        """A copy with the strides of `tensor`, which a clone of a slice has not."""
-        return Layout.of(tensor).filled(tensor)
 
 
 @dataclass(frozen=True, slots=True)

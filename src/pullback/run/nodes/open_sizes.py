@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.fake import is_dense
-from pullback.capture.seeds import memory_order
+from pullback.capture.layouts import memory_order
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.run.backend import Backend

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.layouts import Layout
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.graph.split import split
 from pullback.run.backend import Backend
 from pullback.run.nodes.general import RecipeGeneral, SizedLayouts
 from pullback.run.nodes.minimal import Minimal, minimal
-from pullback.run.nodes.node import Compiled, Demand, Layout, NodeSpec, Pull, ValueSource
+from pullback.run.nodes.node import Compiled, Demand, NodeSpec, Pull, ValueSource
 from pullback.run.nodes.paths import UncompiledReason
 
 

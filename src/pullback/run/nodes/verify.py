@@ -23,15 +23,16 @@ from torch.fx.node import map_aggregate
 
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
+from pullback.capture.layouts import Layout, dense_cotangent
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import dense_cotangent, normal
+from pullback.capture.seeds import normal
 from pullback.derive.recipe import Recipe
 from pullback.errors import PullbackError
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
 from pullback.judge.closeness import Measured, ValueDifference, is_number, value_difference
-from pullback.run.nodes.node import MISS, Layout
+from pullback.run.nodes.node import MISS
 
 NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps
 MEMORY = 0.5  # the part of the free memory that double precision may take
