@@ -25,7 +25,7 @@ from pullback.errors import CaptureError
 from pullback.graph.cost import base_of, is_opaque
 from pullback.graph.parts import calls
 from pullback.graph.values import narrowed_to
-from pullback.run.backend import Backend
+from pullback.run.backend import Backend, SizedCode
 from pullback.run.disk.cache import Entry, entry
 from pullback.run.lowering.fusible import FORMS, fusible, merge_sums
 from pullback.run.lowering.lower import (
@@ -57,7 +57,7 @@ class InductorBackend(Backend):
         """See `Backend`."""
         return realigned(aligned_code(graph, row, name=name, donated=donated), row)
 
-    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> Compiled:
+    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> SizedCode:
         """See `Backend`."""
         if any(isinstance(value, float) for value in row):
             raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")

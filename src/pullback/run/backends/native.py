@@ -30,7 +30,7 @@ from torch import Tensor, fx
 
 from pullback.capture.layouts import Layout
 from pullback.errors import BackendError, BuildError, CaptureError
-from pullback.run.backend import Backend
+from pullback.run.backend import Backend, SizedCode
 from pullback.run.backends.inductor import BACKEND as INDUCTOR
 from pullback.run.backends.inductor import aligned_code, realigned
 from pullback.run.disk import building, toolchain
@@ -67,7 +67,7 @@ class NativeBackend(Backend):
         """Why there is no native node here, in one line; None if there is, or can be built."""
         return _failure[0] if _failure else toolchain.absence(python=True) or INDUCTOR.absence()
 
-    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> Compiled:
+    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> SizedCode:
         """As Inductor does it."""
         return INDUCTOR.specialise_all_sizes(graph, row, name=name)
 

@@ -35,7 +35,7 @@ def exact_spec(
     """The node that is compiled for tensors of one layout."""
     count = recipe.captured.joint.output_count + recipe.saved_count
     forward = minimal(recipe.parts.forward, count)
-    run = forward.bare.compiled(backend, row, "forward", is_open=False)
+    run = forward.bare.compiled(backend, row, "forward")
     spec = Spec(maker, recipe, row, forward.sources, run, first_run(run, forward, recipe, row))
     pulls = Pulls(spec, backend, _donated(spec, backend))
     text = RecipeGeneral(spec, lambda kept: spec.cotangents)
@@ -110,9 +110,7 @@ class Pulls:
         return Pull(run, layouts) if is_own else None
 
     def _compiled(self, given: Sequence[Any]) -> Compiled:
-        return self.minimal.compiled(
-            self.backend, given, "backward", is_open=False, donated=self.donated
-        )
+        return self.minimal.compiled(self.backend, given, "backward", self.donated)
 
     def _spared(self, given: Sequence[Any]) -> list[Any]:
         """The row, with copies of what the code may write over."""

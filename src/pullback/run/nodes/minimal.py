@@ -7,7 +7,7 @@ graph returns each value that it *makes* once, and says where all the others com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,23 +49,22 @@ class Minimal:
         return _picking(self.sources, compiled if self.made else _nothing)
 
     def compiled(
-        self,
-        backend: Backend,
-        row: Sequence[Any],
-        name: str,
-        *,
-        is_open: bool,
-        donated: Sequence[int] = (),
+        self, backend: Backend, row: Sequence[Any], name: str, donated: Sequence[int] = ()
     ) -> Compiled:
         """All values of the first graph, compiled by a backend for arguments like `row`."""
         if not self.made:
             return self.whole(_nothing)
-        if not is_open:
-            code = backend.specialise(self.graph, row, name=name, donated=donated)
-            return backend.whole(self, code)
+        code = backend.specialise(self.graph, row, name=name, donated=donated)
+        return backend.whole(self, code)
+
+    def compiled_for_sizes(
+        self, backend: Backend, row: Sequence[Any], name: str
+    ) -> tuple[Compiled, Callable[[Sequence[Any]], bool]]:
+        """The same for arguments of every size, and what says whether it serves some."""
+        if not self.made:
+            return self.whole(_nothing), lambda row: True
         code = backend.specialise_all_sizes(self.graph, row, name=name)
-        found = backend.whole(self, code)
-        return _meeting(found, code) if found is not code else found
+        return backend.whole(self, code), code.meets
 
     def printed(self, name: str, recipe: Recipe) -> Compiled:
         """All values of the first graph, by Python under the names of the recipe."""
@@ -111,13 +110,3 @@ def _picking(sources: Sequence[Any], compiled: Compiled) -> Compiled:
         ]
 
     return run
-
-
-def _meeting(run: Compiled, code: Any) -> Compiled:
-    """`run`, which serves what `code` serves."""
-
-    def call(row: list[Any]) -> Sequence[Any]:
-        return run(row)
-
-    call.meets = code.meets  # type: ignore[attr-defined]
-    return call

@@ -28,8 +28,8 @@ def open_spec(
 ) -> NodeSpec:
     """The node that is compiled once for tensors of every size."""
     forward = minimal(recipe.parts.forward)
-    code = forward.bare.compiled(backend, row, "forward", is_open=True)
-    run = OpenSizes(code, forward.bare.printed("forward", recipe), maker.refused)
+    code = forward.bare.compiled_for_sizes(backend, row, "forward")
+    run = OpenSizes(*code, forward.bare.printed("forward", recipe), maker.refused)
     spec = Spec(maker, recipe, row, forward.sources, run, first_run(run, forward, recipe, row))
     pull = OpenPull(spec, backend)
     text = RecipeGeneral(spec, SizedLayouts(spec))
@@ -53,18 +53,24 @@ class OpenPull:
         spec, text = self.spec, self.spec.printed()
         pull = minimal(spec.recipe.parts.backward)
         try:
-            code = pull.compiled(self.backend, given, "backward", is_open=True)
+            code = pull.compiled_for_sizes(self.backend, given, "backward")
         except CaptureError as error:
             spec.maker.refused(error)
             return Pull(text)
-        return Pull(OpenSizes(code, text, spec.maker.refused))
+        return Pull(OpenSizes(*code, text, spec.maker.refused))
 
 
 class OpenSizes:
     """Code with open sizes, and the text for sizes and strides that it does not serve."""
 
-    def __init__(self, code: Any, text: Compiled, refused: Callable[[CaptureError], None]) -> None:
-        self.code, self.text, self.refused = code, text, refused
+    def __init__(
+        self,
+        code: Compiled,
+        meets: Callable[[Sequence[Any]], bool],
+        text: Compiled,
+        refused: Callable[[CaptureError], None],
+    ) -> None:
+        self.code, self.meets, self.text, self.refused = code, meets, text, refused
         self.found: dict[Any, Compiled] = {}
 
     def __call__(self, row: list[Any]) -> Sequence[Any]:
@@ -78,10 +84,8 @@ class OpenSizes:
         return run(row)
 
     def _look(self, row: Sequence[Any]) -> Compiled:
-        meets: Callable[[Sequence[Any]], bool] = getattr(self.code, "meets", lambda row: True)
-        if meets(row):
-            code: Compiled = self.code
-            return code
+        if self.meets(row):
+            return self.code
         shapes = ", ".join(str(list(v.shape)) for v in row if isinstance(v, Tensor))
         self.refused(CaptureError("code for open sizes must serve the sizes of a call", got=shapes))
         return self.text

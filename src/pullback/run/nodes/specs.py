@@ -176,7 +176,7 @@ def forward_only(
     With it come the compiled graph, and the graph.
     """
     forward = minimal(recipe.parts.forward, recipe.captured.joint.output_count)
-    code = forward.bare.compiled(backend, row, "forward", is_open=False)
+    code = forward.bare.compiled(backend, row, "forward")
     first_run(code, forward, recipe, row)
     run = forward.whole(code)
 
