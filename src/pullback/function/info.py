@@ -18,12 +18,11 @@ import torch
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.errors import PullbackWarning
-from pullback.function.context import AutogradContext
+from pullback.function.context import AutogradContext, NeedsInputGrad
 from pullback.function.foreign import ContextView
 from pullback.function.forward import make_run
 from pullback.function.gradients import by_name
 from pullback.function.keeping import KeepingContext
-from pullback.function.needs import NeedsInputGrad
 from pullback.function.signature import (
     REQUIRED,
     Signature,
