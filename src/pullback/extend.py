@@ -48,5 +48,5 @@ from pullback.judge.run import Raised as Raised
 from pullback.judge.run import Run as Run
 from pullback.judge.tolerances import is_close as is_close
 from pullback.run.backend import Backend as Backend
-from pullback.run.node import Compiled as Compiled
-from pullback.run.node import NodeSpec as NodeSpec
+from pullback.run.nodes.node import Compiled as Compiled
+from pullback.run.nodes.node import NodeSpec as NodeSpec

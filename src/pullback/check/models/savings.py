@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from pullback.check.processes.endings import Died
 from pullback.check.processes.isolate import answer_of, why_no_fork
-from pullback.compose.modules import combine_module, module_nodes
+from pullback.compose import combine
+from pullback.compose.modules import module_nodes
 from pullback.derive.backward import derive_function
 from pullback.errors import PullbackError
 from pullback.function.plain import forward_of
@@ -78,7 +79,7 @@ def combined_saving(module: nn.Module, args: tuple[Any, ...]) -> Saving | None:
     """A module as it is written against itself as one node; None where it cannot be one."""
 
     def compare() -> Saving | None:
-        made = combine_module(module, *_again(args), backend="eager", save="auto")
+        made = combine(module, *_again(args), backend="eager", save="auto")
         if module_nodes(made).reasons:
             return None
         held = [*module.parameters(), *module.buffers()]

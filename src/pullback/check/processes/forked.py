@@ -25,7 +25,7 @@ from pullback.check.processes.watch import Seen, Watch
 from pullback.check.processes.wire import Outbox, PrintedOutput
 from pullback.check.work import Job, Message, seconds_of_rule, work
 from pullback.judge.progress import shared_progress
-from pullback.run.lower import compile_privately
+from pullback.run.lowering.lower import compile_privately
 
 # A rule is asked to end after `work.seconds_of_rule`. It is ended after so many seconds of work
 # more, and after the time of so many calls more; or when it has done nothing for so many seconds.
