@@ -5,29 +5,28 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from pullback.check.findings.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
+from pullback.check.job import Job, Message, Tell
 from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
-from pullback.check.options import OptionsOf, nothing_chosen
 from pullback.check.processes.endings import OURS, TORCH, raising_file
 from pullback.check.repro.writing import with_repro
 from pullback.check.rules import Registered
 from pullback.check.subject.subject import Subject
-from pullback.check.subject.surrogates import Surrogate, intent_with, surrogates_of
+from pullback.check.subject.surrogates import surrogates_of
+from pullback.check.target.surrogate import Surrogate, intent_with
 from pullback.check.target.target import Target
 from pullback.check.watching.nodes import nodes_from
 from pullback.function.isolation import drawing_from
-from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe
 
 OPS = str(Path(TORCH, "_ops.py"))  # where PyTorch calls ops
@@ -50,51 +49,6 @@ CALLS = 4
 # same findings each time. Not from those of forward (`isolation.SEED`): a mask that backward draws
 # anew would be forward's own.
 SEED = 20_260_203
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to check, and with which rules."""
-
-    target: Target
-    examples: tuple[Example, ...]
-    rules: tuple[Registered, ...]
-    profile: str = "standard"
-    options_of: OptionsOf = nothing_chosen
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the arguments."""
-        return self.target.names_of(max(len(example.args) for example in self.examples))
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a worker says: that it begins a rule, what the rule found, or that all is done.
-
-    "ready" comes of a fresh worker that has loaded what it needs.
-    Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
-    the Functions that a program has called; "unfit" with the arguments that forward refused, and
-    why, and whether it asked for other ranks. "noted" is something for the notes of the report.
-    "intent" names gradients that are surrogates by their shape, and relations between the arguments
-    that all examples keep. "calling" and "launching" tell of a call with these arguments, and of a
-    kernel, that come next, where that was asked for. "refused" is a fork without autograd.
-    """
-
-    kind: str
-    rule: int = -1
-    results: tuple[Finding | Skip, ...] = ()
-    tried: dict[str, int] = field(default_factory=dict)
-    reason: str = ""
-    where: str = ""
-    needs_ranks: bool = False
-    seconds: float = 0.0
-    inside: tuple[str, ...] = ()
-    surrogates: tuple[Surrogate, ...] = ()
-    relations: tuple[str, ...] = ()
-
-
-Tell = Callable[[Message], Any]
 
 
 def work(job: Job, tell: Tell, first: int = 0) -> None:
