@@ -9,7 +9,7 @@ from typing import Any
 from torch.autograd.function import Function as TorchFunction
 from torch.compiler import is_dynamo_compiling
 
-from pullback.capture.class_names import class_name
+from pullback.capture.names import class_name
 from pullback.derive.returned import unprintable
 from pullback.derive.traced import traceable
 from pullback.function.function import Function

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.environment import Environment, State, environment_of
-from pullback.capture.joint import Capture, capture, one_at_a_time
-from pullback.capture.modes import autocast_now
+from pullback.capture.joint import Capture, capture
+from pullback.capture.modes import autocast_now, one_at_a_time
 from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensor_leaves
 from pullback.capture.watch import shielded, versions_of

@@ -18,15 +18,9 @@ from torch import Tensor, fx
 from pullback.capture.fake import is_dense, numbers_of
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
+from pullback.capture.layouts import in_memory_order, in_order_of, strided_copy
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import (
-    in_memory_order,
-    in_order_of,
-    like_given,
-    moved_a_little,
-    normal,
-    strided_copy,
-)
+from pullback.capture.seeds import like_given, moved_a_little, normal
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
 from pullback.function.isolation import seeded

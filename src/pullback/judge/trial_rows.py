@@ -22,7 +22,8 @@ from torch import Tensor
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import in_memory_order, moved_a_little, normal
+from pullback.capture.layouts import in_memory_order
+from pullback.capture.seeds import moved_a_little, normal
 from pullback.judge.example import can_differ, wide_of
 from pullback.judge.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.judge.tolerances import NUDGE
