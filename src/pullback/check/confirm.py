@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pullback.check.findings.finding import Finding
-from pullback.check.processes.isolate import Died, answer_of
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of
 from pullback.check.repro.trying import ran
 from pullback.check.target.spelling import imported
 from pullback.check.target.target import Target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 import sys
 from collections.abc import Callable
@@ -77,6 +78,14 @@ class EmitSubject:
     def arguments(self) -> tuple[Any, ...]:
         """The arguments of the capture, with a `CaptureInput` in the place of each tensor."""
         return tuple(unflatten(list(self.captured.leaves), self.captured.in_spec))
+
+    @property
+    def needs(self) -> tuple[bool, ...]:
+        """Which inputs of the capture have a gradient that was asked for."""
+        flags = itertools.chain(self.wanted, itertools.repeat(True))
+        return tuple(
+            one.needs and flag for one, flag in zip(self.captured.inputs, flags, strict=False)
+        )
 
     def tensors(self) -> list[Tensor]:
         """Tensors for its arguments, like those of the examples."""

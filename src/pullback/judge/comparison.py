@@ -25,7 +25,8 @@ from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.trees import flatten
 from pullback.capture.watch import shielded
 from pullback.function.isolation import drawing_from, seed_torch
-from pullback.judge.closeness import SMALL, HalfTheDigits, all_close, largest_number
+from pullback.graph.parts import calls
+from pullback.judge.closeness import HalfTheDigits, Measured, all_close, largest_number
 from pullback.judge.observed import (
     SEED,
     Call,
@@ -35,24 +36,33 @@ from pullback.judge.observed import (
     observed,
     second_derivatives,
 )
+from pullback.judge.sums import elements_in, longest_sum
 from pullback.judge.tensor_specs import TensorSpec
 from pullback.judge.text_difference import TextDifference, first_difference
+from pullback.judge.tolerances import SMALL
 from pullback.judge.trial_rows import TrialRow, rank_rows, size_rows, value_rows
 
 
 class Comparison:
     """A program with rows of inputs, to compare others with it.
 
+    `needs` says of the inputs whether their gradients are compared; by default all that exist are.
+
     Guarantee: a comparison that finds nothing has run the program and the other side on every row
     on which the program itself runs.
     """
 
     def __init__(
-        self, captured: Capture, program: Callable[..., Any], specs: Sequence[TensorSpec]
+        self,
+        captured: Capture,
+        program: Callable[..., Any],
+        specs: Sequence[TensorSpec],
+        *,
+        needs: Sequence[bool] | None = None,
     ) -> None:
         self.captured, self.program, self.specs = captured, program, specs
         self.wanted = Wanted(
-            needs=tuple(one.needs for one in captured.inputs),
+            needs=tuple(one.needs for one in captured.inputs) if needs is None else (*needs,),
             changed=tuple(place for place, _ in captured.mutated),
             held=tuple(i for i, one in enumerate(captured.inputs) if one.tensor is not None),
         )
@@ -154,8 +164,19 @@ class Comparison:
 
     def apart(self, expected: Observed, found: Observed, row: TrialRow) -> TextDifference | None:
         """The first difference of what two sides gave for a row."""
-        names = [one.name for one in self.captured.inputs if one.needs]
-        return first_difference(expected, found, row, names)
+        return first_difference(expected, found, row, self._names)
+
+    def measurably_apart(
+        self, expected: Observed, found: Observed, row: TrialRow
+    ) -> TextDifference | None:
+        """The same for a side that computes by the same formulas, in other steps (`Measured`)."""
+        return first_difference(expected, found, row, self._names, RowMeasure(self, row))
+
+    @property
+    def _names(self) -> list[str]:
+        """The names of the inputs whose gradients are compared."""
+        pairs = zip(self.captured.inputs, self.wanted.needs, strict=True)
+        return [one.name for one, need in pairs if need]
 
     # ---- first order ----
 
@@ -290,6 +311,44 @@ class Comparison:
                 return second_derivatives(call, row.tensors, self.wanted)
             except Exception:  # of any kind: there is no second derivative
                 return None
+
+
+# ---- how far apart ----
+
+
+class RowMeasure:
+    """What is known of the results of a program on a row besides what it gives there."""
+
+    def __init__(self, comparison: Comparison, row: TrialRow) -> None:
+        self._comparison, self._row = comparison, row
+        self._graph = comparison.captured.joint.graph
+
+    def allowed(self, result: TextDifference) -> Measured:
+        """How far another side may be from one of its results."""
+        return Measured(
+            lambda: None if self._exact is None else result.of(self._exact),
+            lambda: [result.of(one) for one in self._near],
+            self._terms,
+            self._steps,
+        )
+
+    @functools.cached_property
+    def _exact(self) -> Observed | None:
+        return self._comparison.expected(self._row, is_wide=True)
+
+    @functools.cached_property
+    def _near(self) -> list[Observed]:
+        rows = (self._row.nudged(self._comparison.captured, sign) for sign in (1, -1))
+        found = (self._comparison.expected(row) for row in rows)
+        return [one for one in found if one is not None]
+
+    @functools.cached_property
+    def _terms(self) -> int:
+        return longest_sum(elements_in(self._graph, self._row.tensors))
+
+    @functools.cached_property
+    def _steps(self) -> int:
+        return max(1, sum(1 for _ in calls(self._graph)))
 
 
 # ---- running ----

@@ -23,9 +23,10 @@ from torch import Tensor
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.layouts import in_memory_order
-from pullback.capture.seeds import moved_a_little
-from pullback.judge.closeness import is_number
+from pullback.capture.seeds import moved_a_little, normal
+from pullback.judge.example import can_differ, wide_of
 from pullback.judge.tensor_specs import TensorSpec, drawn_like, fitted
+from pullback.judge.tolerances import NUDGE
 from pullback.judge.trial_sizes import (
     Shapes,
     elements_of,
@@ -70,14 +71,23 @@ class TrialRow:
     def widened(self, captured: Capture) -> TrialRow:
         """The row in double precision; tensors from outside the program stay as they are."""
         pairs = zip(self.tensors, captured.inputs, strict=True)
-        wide = (t if one.tensor is not None else _double(t) for t, one in pairs)
+        wide = (wide_of(t) if one.tensor is None and can_differ(t) else t for t, one in pairs)
         return replace(self, tensors=tuple(wide))
 
+    def nudged(self, captured: Capture, sign: int) -> TrialRow:
+        """The row, each number moved by some units in the last place to one side or the other."""
+        pairs = zip(self.tensors, captured.inputs, strict=True)
+        moved = (
+            t if one.tensor is not None or not can_differ(t) else _nudged(t, seed, sign)
+            for seed, (t, one) in enumerate(pairs)
+        )
+        return replace(self, tensors=tuple(moved))
 
-def _double(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return tensor.to(torch.complex128)
-    return tensor.double() if tensor.is_floating_point() else tensor
+
+def _nudged(tensor: Tensor, seed: int, sign: int) -> Tensor:
+    sides = normal(torch.empty(tensor.shape, device=tensor.device), seed).sign() * sign
+    step = (sides * (NUDGE * torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
+    return in_memory_order(tensor + tensor * step, tensor.stride())
 
 
 def value_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
@@ -231,7 +241,7 @@ def _changed(
     """The row with the numbers of the arguments changed; integers stay."""
     return tuple(
         change(t.flatten(), torch.arange(t.numel(), device=t.device)).reshape(t.shape)
-        if one.tensor is None and is_number(t) and t.numel()
+        if one.tensor is None and can_differ(t) and t.numel()
         else t
         for t, one in zip(tensors, captured.inputs, strict=True)
     )
@@ -241,7 +251,7 @@ def _equal(captured: Capture, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] |
     """The row with one and the same values in all arguments of a kind; None if no two are alike."""
     first: dict[object, Tensor] = {}
     row = [
-        first.setdefault((t.shape, t.dtype), t) if one.tensor is None and is_number(t) else t
+        first.setdefault((t.shape, t.dtype), t) if one.tensor is None and can_differ(t) else t
         for t, one in zip(tensors, captured.inputs, strict=True)
     ]
     return None if all(a is b for a, b in zip(row, tensors, strict=True)) else tuple(row)

@@ -10,7 +10,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from torch import Tensor
+
 from pullback.capture.fake import is_open, numbers_of, with_other_sizes
+from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.judge.unchecked_kernels import is_unchecked
 
@@ -115,6 +118,19 @@ def resized_shapes(
     own = [numbers_of(shape) for shape in shapes[:count]]
     known = dict(zip(itertools.chain(*own), itertools.chain(*base), strict=True))
     return tuple(with_other_sizes(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
+
+
+def shapes_around_integers(
+    captured: Capture, own: Sequence[Tensor], grow: Callable[[int], int]
+) -> list[tuple[int, ...]]:
+    """The shapes of the arguments `own` with other sizes; integers keep their shape.
+
+    So do the sizes that are tied to theirs.
+    """
+    values = [node.meta["val"].shape for node in captured.joint.inputs]
+    arguments, held = values[: len(own)], values[len(own) :]
+    pointing = [shape for shape, t in zip(arguments, own, strict=True) if is_index(t)]
+    return with_other_sizes(arguments, [*held, *pointing], grow)
 
 
 def elements_of(shapes: Sequence[Sequence[int]]) -> int:

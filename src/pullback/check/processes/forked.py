@@ -12,18 +12,16 @@ import os
 import signal
 from collections.abc import Iterator
 
-from pullback.check.processes.confine import Fork, end_below
+from pullback.check.processes.confine import end_below
+from pullback.check.processes.endings import leave
+from pullback.check.processes.fork import Fork
 from pullback.check.processes.isolate import (
     CannotForkError,
-    Died,
-    LastMessage,
-    Seen,
-    Watch,
-    leave,
     limit_memory,
-    said,
+    next_message,
     why_no_autograd,
 )
+from pullback.check.processes.watch import Seen, Watch
 from pullback.check.processes.wire import Outbox, PrintedOutput
 from pullback.check.work import Job, Message, seconds_of_rule, work
 from pullback.judge.progress import shared_progress
@@ -50,9 +48,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     try:
         while True:
             busy = work_of_rule(job, seconds)
-            message = said(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
-            if isinstance(message, LastMessage):
-                raise Died(message.reason, is_ours=message.is_ours)
+            message = next_message(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
             if message.kind == "refused":
                 raise CannotForkError(message.reason)
             if message.kind == "accepted":

@@ -47,7 +47,7 @@ from pullback.check.ranks.spread import (
     whole_of,
 )
 from pullback.check.ranks.wrapping import wrapped_gradients
-from pullback.check.subject.second_order import OnceError, leads_to_refusal
+from pullback.check.subject.twice import OnceError, leads_to_refusal
 from pullback.check.target.registration import near
 from pullback.check.target.target import Target
 from pullback.function.isolation import drawing_from, seeded

@@ -21,12 +21,7 @@ from pullback.check.ranks.crew import SHORT, CannotStartError, Crew, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.given import RankTuples
 from pullback.check.ranks.joint import Joint, Unsettled
-from pullback.check.ranks.placements import (
-    Assignment,
-    Declared,
-    declared_of,
-    require_there,
-)
+from pullback.check.ranks.placements import Assignment, Declared, declared_of, require_there
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost

@@ -30,14 +30,15 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
+from pullback.check.options import OptionsOf, chosen_target, nothing_chosen
 from pullback.check.subject.draws import draws, is_drawn, is_estimate
 from pullback.check.subject.own import own_argument
 from pullback.check.subject.subject import Subject
-from pullback.check.target.target import Intent, target_of
+from pullback.check.target.target import Intent, Target
 from pullback.check.watching.dispatch import names_of_ops
 from pullback.judge.example import Example, can_differ, example_of
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, run
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 
 ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "floor_divide"})
 CROSSING = 0.1  # of the entries may pass to another piece when an input moves by a tiny step
@@ -65,13 +66,18 @@ class Surrogate:
     inside: str = ""
 
 
-def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
-    """The inputs whose gradient is not forward's at the examples, by its shape on purpose."""
+def surrogates_of(
+    subject: Subject, options_of: OptionsOf = nothing_chosen
+) -> tuple[Surrogate, ...]:
+    """The inputs whose gradient is not forward's at the examples, by its shape on purpose.
+
+    `options_of` is what settings say of the Functions that a program calls.
+    """
     wrong = subject.base_mismatches
     if not wrong:
         return tuple(_changed_identity(subject)) if subject.target.is_function else ()
     if not (subject.target.is_function or subject.target.is_op):
-        return tuple(_inside(subject, wrong))
+        return tuple(_inside(subject, wrong, options_of))
     try:
         return tuple(_known(subject, wrong))
     except (ForwardRefusedError, BackwardFailedError):
@@ -287,7 +293,7 @@ def _changed(subject: Subject, called: Run, example: Example) -> dict[int, float
 
 def _run(subject: Subject, example: Example) -> Run:
     """A run at inputs that need not be such as the examples are: it is forward that is asked."""
-    return run(subject.target.call, example, subject.names, through_clone=subject.writes_inputs)
+    return subject.run_other(subject.target.call, example)
 
 
 def _is_same(made: Tensor, given: Any) -> bool:
@@ -297,7 +303,9 @@ def _is_same(made: Tensor, given: Any) -> bool:
 # ---- in a program ----
 
 
-def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
+def _inside(
+    subject: Subject, wrong: Sequence[Mismatch], options_of: OptionsOf
+) -> Iterator[Surrogate]:
     """Wrong gradients of a program that calls a Function with a surrogate gradient."""
     calls: dict[Any, tuple[Any, ...]] = {}
 
@@ -312,7 +320,7 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
     with watching(note):
         subject.run()
     for cls, args in calls.items():
-        known = _surrogates_in(cls, args)
+        known = _surrogates_in(chosen_target(cls, options_of), args)
         if known is not None:
             name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
             is_drawn_inside = any(one.shape is Shape.DRAWN for one in known)
@@ -321,9 +329,8 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
             return
 
 
-def _surrogates_in(cls: Any, args: tuple[Any, ...]) -> tuple[Surrogate, ...] | None:
+def _surrogates_in(target: Target, args: tuple[Any, ...]) -> tuple[Surrogate, ...] | None:
     """The surrogates of a Function, none of them known where it declares some; None without."""
-    target = target_of(cls)
     if target.intent.has_surrogate:
         return ()
     try:

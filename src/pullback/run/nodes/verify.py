@@ -11,7 +11,6 @@ the process stay as they are.
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from pullback.capture.fake import apart, size_with
+from pullback.capture.fake import apart
 from pullback.capture.indices import is_index
 from pullback.capture.layouts import Layout, dense_cotangent
 from pullback.capture.modes import autocast_off
@@ -31,10 +30,12 @@ from pullback.errors import PullbackError
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
-from pullback.judge.closeness import Measured, ValueDifference, is_number, value_difference
+from pullback.judge.closeness import Measured, ValueDifference, value_difference
+from pullback.judge.example import can_differ, wide_of
+from pullback.judge.sums import elements_in, longest_sum
+from pullback.judge.tolerances import NUDGE
 from pullback.run.nodes.node import MISS
 
-NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps
 MEMORY = 0.5  # the part of the free memory that double precision may take
 
 
@@ -164,7 +165,7 @@ def _first_difference(
 
 def _is_telling(value: Any) -> bool:
     """Whether code that is wrong could show in this value: something in it is finite, not zero."""
-    if not is_number(value) or not value.numel():
+    if not can_differ(value) or not value.numel():
         return True
     return bool((value.isfinite() & (value != 0)).any())
 
@@ -175,7 +176,7 @@ def _may_draw(graph: fx.Graph) -> bool:
     Not where some become integers, which may point somewhere, nor for kernels that are not
     PyTorch's, which may trust them.
     """
-    drawn = {node for node in graph.find_nodes(op="placeholder") if is_number(held_value(node))}
+    drawn = {node for node in graph.find_nodes(op="placeholder") if can_differ(held_value(node))}
     for node in calls(graph):
         has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(held_value(node)))  # no sizes
         if has_numbers and not drawn.isdisjoint(node.all_input_nodes):
@@ -188,7 +189,7 @@ def _may_draw(graph: fx.Graph) -> bool:
 
 def _drawn(x: Any, seed: int, draw: Callable[[Tensor], Tensor]) -> Any:
     """Other numbers in the layout of `x`; `x` itself where it holds no such, or repeats some."""
-    if not is_number(x) or Layout.of(x).overlaps:
+    if not can_differ(x) or Layout.of(x).overlaps:
         return x
     return Layout.of(x).filled(draw(normal(x, seed))).requires_grad_(x.requires_grad)
 
@@ -310,38 +311,16 @@ class GraphTrial:
     @functools.cached_property
     def terms(self) -> int:
         """How many numbers the longest sum adds up."""
-        return max((self._terms(node) for node in calls(self.graph)), default=1)
-
-    def _terms(self, node: fx.Node) -> int:
-        """The elements that go into one of a result; for a product of matrices, the inner size."""
-        made = max(1, self._numel(node))
-        into = [self._numel(one) for one in node.all_input_nodes]
-        if len(into) < 2:
-            return max([1, *into]) // made or 1
-        return max(1, math.isqrt(into[0] * into[1] // made))
-
-    def _numel(self, node: fx.Node) -> int:
-        value = node.meta.get("val")
-        if not isinstance(value, Tensor):
-            return 1
-        return math.prod(size_with(size, self._sizes) for size in value.shape)
+        return longest_sum(self._elements)
 
     @functools.cached_property
-    def _sizes(self) -> dict[Any, int]:
-        """The numbers that the symbols of the graph stand for in this row."""
-        found: dict[Any, int] = {}
-        for node, given in zip(self.graph.find_nodes(op="placeholder"), self.row, strict=True):
-            symbols = getattr(node.meta.get("val"), "shape", (node.meta.get("val"),))
-            numbers = getattr(given, "shape", (given,))
-            for symbol, number in zip(symbols, numbers, strict=True):
-                if isinstance(symbol, torch.SymInt):
-                    found[symbol.node.expr] = int(number)
-        return found
+    def _elements(self) -> dict[fx.Node, int]:
+        return elements_in(self.graph, self.row)
 
     def _fits(self) -> bool:
         """Whether all values in double precision fit into a part of the free memory."""
         device = next((x.device for x in self.row if isinstance(x, Tensor) and x.is_cuda), None)
-        return 8 * sum(map(self._numel, self.graph.nodes)) < MEMORY * _free(device)
+        return 8 * sum(self._elements.values()) < MEMORY * _free(device)
 
 
 def _free(device: torch.device | None) -> float:
@@ -359,13 +338,11 @@ def _free(device: torch.device | None) -> float:
 def _is_coarse(row: Sequence[Any]) -> bool:
     """Whether double precision is more than these tensors have."""
     eps = torch.finfo(torch.float64).eps
-    return any(torch.finfo(x.dtype).eps > eps for x in row if is_number(x))
+    return any(torch.finfo(x.dtype).eps > eps for x in row if can_differ(x))
 
 
 def _double(value: Any) -> Any:
-    if not is_number(value):
-        return value
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+    return wide_of(value) if can_differ(value) else value
 
 
 def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
@@ -375,7 +352,7 @@ def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
     """
     moved = []
     for seed, x in enumerate(row):
-        if is_number(x) and x.numel() and not Layout.of(x).overlaps:
+        if can_differ(x) and x.numel() and not Layout.of(x).overlaps:
             eps = torch.finfo(x.dtype).eps
             sides = normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
             step = (sides * (NUDGE * eps)).to(x.dtype)
