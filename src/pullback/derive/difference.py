@@ -72,9 +72,12 @@ class TextDifference:
 
 
 def first_difference(
-    expected: Observed, found: Observed, row: TrialRow, names: Sequence[str]
+    expected: Observed, found: Observed, row: TrialRow, names: Sequence[str], eps: float = 0.0
 ) -> TextDifference | None:
-    """What differs first, if anything; `names` are those of the inputs that need a gradient."""
+    """What differs first, if anything; `names` are those of the inputs that need a gradient.
+
+    `eps` is the rounding of a coarser dtype in between, if there is one.
+    """
     if found.error:
         return TextDifference("the call", row.what, "a result", found.error, name=found.error_type)
     theirs, mine = len(expected.outputs), len(found.outputs)
@@ -88,14 +91,14 @@ def first_difference(
         one, two = f"{expected.alone[place]}", f"{found.alone[place]}"
         if one != two:
             return TextDifference("alone", row.what, one, two, place=place)
-    return _first_value(list(_values(expected, found, row, names)), row)
+    return _first_value(list(_values(expected, found, row, names)), row, eps)
 
 
 def _first_value(
-    values: Sequence[tuple[TextDifference, Any, Any]], row: TrialRow
+    values: Sequence[tuple[TextDifference, Any, Any]], row: TrialRow, eps: float
 ) -> TextDifference | None:
     floor = SMALL * max([1.0, *(largest_number(theirs) for _, theirs, _ in values)])
-    allowed = HalfTheDigits(floor, is_ignored=not row.is_usual)
+    allowed = HalfTheDigits(floor, is_ignored=not row.is_usual, eps=eps)
     for one, theirs, mine in values:
         known = _spread(theirs, mine) if row.has_nan else theirs
         found = value_difference("", mine, known, allowed)

@@ -73,9 +73,14 @@ class TensorsInSight:
 
 @dataclass(slots=True)
 class PythonWriter(TensorsInSight):
-    """Spells arguments: nodes by their names or by the expressions they are replaced by."""
+    """Spells arguments: nodes by their names or by the expressions they are replaced by.
+
+    `dtypes` are those that the tensors of a call bring along, with a name for each where no tensor
+    in sight has it; by default, those of all tensors in sight.
+    """
 
     inlined: dict[fx.Node, Expression]
+    dtypes: Mapping[torch.dtype, str] | None = None
 
     def arg(self, arg: Any) -> str:
         """The text of an argument, as it stands alone."""
@@ -137,8 +142,11 @@ class PythonWriter(TensorsInSight):
     def dtype(self, dtype: Any) -> Any:
         """`x.dtype` where an argument has a dtype that is not the same for every call."""
         is_number = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
-        alike = self.name_like(dtype=dtype) if is_number else ""
-        return PythonText(f"{alike}.dtype") if alike else dtype
+        if not is_number or dtype not in (self.dtypes or {dtype: ""}):
+            return dtype
+        if alike := self.name_like(dtype=dtype):
+            return PythonText(f"{alike}.dtype")
+        return PythonText(self.dtypes[dtype]) if self.dtypes else dtype
 
     def device(self, device: Any) -> Any:
         """`x.device` where an argument is on the device, else the device itself."""
