@@ -19,7 +19,7 @@ import torch
 
 from pullback.capture.closeness import is_number
 from pullback.capture.joint import CaptureInput, capture
-from pullback.capture.tracing import CONSTANT
+from pullback.capture.tracing import CLOSURE, CONSTANT
 from pullback.derive.comparison import Comparison, aside, modes_of
 from pullback.derive.observed import Call, observed
 from pullback.derive.size_checks import InputCheck, chosen_checks
@@ -160,13 +160,16 @@ def recaptured(comparison: Comparison, row: TrialRow) -> Comparison | None:
             found = capture(comparison.program, given, needs=comparison.wanted.needs[:count])
     except Exception:  # of any kind: there is no such capture
         return None
-    if list(map(_known_by, found.inputs)) != list(map(_known_by, captured.inputs)):
+    if list(map(_origin, found.inputs)) != list(map(_origin, captured.inputs)):
         return None
-    return Comparison(found, comparison.program, [tensor_spec_of(t) for t in row.tensors])
+    pairs = zip(found.inputs, captured.inputs, strict=True)
+    named = replace(found, inputs=tuple(replace(one, name=own.name) for one, own in pairs))
+    return Comparison(named, comparison.program, [tensor_spec_of(t) for t in row.tensors])
 
 
-def _known_by(one: CaptureInput) -> tuple[str, str]:
-    return one.name, one.kind
+def _origin(one: CaptureInput) -> tuple[str, int | None]:
+    """Where an input comes from: a tensor from outside the program is itself."""
+    return one.kind, id(one.tensor) if one.kind == CLOSURE else one.position
 
 
 def needed_dtypes(
