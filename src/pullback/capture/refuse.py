@@ -25,7 +25,7 @@ from pullback.function.slots import op_schema, storage_key, transforms_active
 _WHERE = "write the choice with `torch.where`, or make it before the call and pass it as a bool"
 _READ = "keep it a tensor, or read it before the call and pass it as a number"
 _SIZE = "use a form of fixed size, such as a mask with `torch.where`, or make it before the call"
-_OTHER = "write it in ops that do without, or leave it out: `pb.nest` runs it as written"
+_OTHER = "write it in ops that do without"
 _CUSTOM = "put that part into a custom op: `torch.library.custom_op` with `register_fake`"
 
 # What a read of values is called, and what to do instead: by the name of the call.
@@ -107,7 +107,7 @@ def _value_read(error: Exception, call: WatchedCall | None) -> tuple[str, str] |
     if isinstance(error, ValueNeeded):
         op = f"`{_op_name(error)}`, which reads the value of a tensor"
         if call is not None and call.kind == OP:
-            return f"`{call.name}`, in which PyTorch calls {op}", _OTHER
+            return f"`{call.name}`, in which PyTorch calls {op}", f"{_OTHER}, or {_READ}"
         return op, _READ
     if isinstance(error, SizeNeeded):
         op = f"`{_op_name(error)}`, whose result has as many elements as the values say"
