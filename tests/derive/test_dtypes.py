@@ -1,5 +1,7 @@
 """A printed text is right for inputs of other dtypes than the example's, or says that it is not."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -183,15 +185,12 @@ def test_branch_by_dtype_is_checked():
 
     assert "Written for inputs with x.dtype in (torch.float32, torch.float64)." in text
     assert_same(branched, function, [leaf(3, dtype=torch.float64)])
-    with pytest.raises(ValueError) as raised:
-        function(leaf(3, dtype=torch.bfloat16))
     said = "`Branched`: x.dtype must be torch.float32 or torch.float64, got torch.bfloat16"
-    assert str(raised.value) == said
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        function(leaf(3, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize(
-    ("program", "shape"), [(with_constant, (4,)), (under_autocast, (4, 4))]
-)
+@pytest.mark.parametrize(("program", "shape"), [(with_constant, (4,)), (under_autocast, (4, 4))])
 def test_dtype_that_is_a_part_of_the_text_is_checked(program, shape):
     function, _ = printed(program, leaf(*shape))
 

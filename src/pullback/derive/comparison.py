@@ -311,7 +311,9 @@ class Comparison:
         if mine is None or theirs is None:
             return theirs is None and (mine is None or not self.captured.is_handwritten)
         floor = SMALL * max([1.0, *map(largest_number, theirs)])
-        return all_close(mine, theirs, HalfTheDigits(floor, is_ignored=True, eps=self._rounding(row)))
+        return all_close(
+            mine, theirs, HalfTheDigits(floor, is_ignored=True, eps=self._rounding(row))
+        )
 
     def twice(self, call: Call, row: TrialRow) -> list[Tensor | None] | None:
         """The second derivatives of one side, or None if it raises."""

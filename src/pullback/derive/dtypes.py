@@ -22,7 +22,7 @@ from pullback.capture.joint import CaptureInput, capture
 from pullback.capture.tracing import CLOSURE, CONSTANT
 from pullback.derive.comparison import Comparison, aside, modes_of
 from pullback.derive.observed import Call, observed
-from pullback.derive.size_checks import InputCheck, chosen_checks
+from pullback.derive.size_checks import InputCheck, Tests, chosen_checks
 from pullback.derive.tensor_specs import tensor_spec_of
 from pullback.derive.trial_rows import TrialRow
 from pullback.function.modes import DispatchMode
@@ -114,10 +114,8 @@ def is_alike(comparison: Comparison, call: Call, row: TrialRow) -> bool:
     return comparison.agrees(call, row, coarsest)
 
 
-def misled_by_dtypes(
-    comparison: Comparison, call: Call
-) -> tuple[list[TrialRow], list[TrialRow]]:
-    """Of the rows in other dtypes on which the program runs, those where `call` is wrong, and right."""
+def misled_by_dtypes(comparison: Comparison, call: Call) -> tuple[list[TrialRow], list[TrialRow]]:
+    """Of the rows in other dtypes on which the program runs: where `call` is wrong, and right."""
     wrong, right = list[TrialRow](), list[TrialRow]()
     for row in dtype_rows(comparison):
         if comparison.expected(row) is not None:
@@ -198,5 +196,5 @@ def needed_dtypes(
             for other, another in zip(names, dtypes[:place], strict=False)
             if another == own
         ]
-    tests = {text: partial(InputCheck(text).holds, names) for text in found}
+    tests: Tests = {text: partial(InputCheck(text).holds, names) for text in found}
     return chosen_checks(tests, wrong, right)[0]

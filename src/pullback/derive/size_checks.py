@@ -133,7 +133,9 @@ def needed_ranks(comparison: Comparison, names: Sequence[str], call: Call) -> li
     wrong, right = comparison.misled(call, comparison.ranks)
     pairs = zip(names, comparison.captured.joint.inputs, strict=True)
     checks = [InputCheck(f"{name}.dim() == {node.meta['val'].dim()}") for name, node in pairs]
-    return chosen_checks({one.condition: partial(one.holds, names) for one in checks}, wrong, right)[0]
+    return chosen_checks(
+        {one.condition: partial(one.holds, names) for one in checks}, wrong, right
+    )[0]
 
 
 Tests = dict[str, Callable[[Sequence[Tensor]], bool]]
@@ -164,6 +166,10 @@ def _assumptions(
 ) -> Iterator[tuple[str, Callable[[Sequence[Tensor]], bool]]]:
     """What a capture goes by in sizes, as Python, each with its test on tensors."""
     yield from _numbers(captured, names, is_fixed=True)
+    for name, node in zip(names, captured.joint.inputs, strict=True):
+        for dim in range(node.meta["val"].dim()):
+            check = InputCheck(f"1 <= {name}.shape[{dim}]")  # a capture takes no size for 0
+            yield check.condition, partial(check.holds, names)
     for clause in captured.clauses:
         if text := clause_in_words(clause, names):
             yield text, partial(captured.stage.meets, clause)

@@ -28,7 +28,13 @@ from pullback.derive.forward_lines import (
 )
 from pullback.derive.observed import Call
 from pullback.derive.recipe import Parts, parts_of
-from pullback.derive.size_checks import InputCheck, fixed_sizes, gathered, needed_ranks, needed_sizes
+from pullback.derive.size_checks import (
+    InputCheck,
+    fixed_sizes,
+    gathered,
+    needed_ranks,
+    needed_sizes,
+)
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text

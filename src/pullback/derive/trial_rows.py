@@ -122,8 +122,15 @@ def size_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
             if shapes not in seen:
                 seen.add(shapes)
                 row = _row(captured, specs, shapes, _shown(shapes))
-                rows.append(replace(row, is_odd=kind is _parted, is_resized=True))
+                is_served = row.is_served and not _is_emptied(base, shapes)
+                is_odd = kind is _parted
+                rows.append(replace(row, is_odd=is_odd, is_resized=True, is_served=is_served))
     return rows
+
+
+def _is_emptied(base: Shapes, shapes: Shapes) -> bool:
+    """Whether a tensor has no elements that had some: a text may refuse that, if it says so."""
+    return any(0 in new and 0 not in old for old, new in zip(base, shapes, strict=True))
 
 
 def rank_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
@@ -332,7 +339,7 @@ def _grown(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     yield _resized(captured, lambda n: 2 * n, base)
     for old, new in ((1, 2), (1, 5), (0, 3)):
         yield tuple(tuple(new if size == old else size for size in shape) for shape in base)
-    for other in (lambda n: n + 1, lambda n: 1, lambda n: 2 * n, lambda n: 3 * n + 1):
+    for other in (lambda n: n + 1, lambda n: 1, lambda n: 0, lambda n: 2 * n, lambda n: 3 * n + 1):
         for number in sorted(numbers):
             yield _resized(captured, lambda n, m=number, f=other: f(n) if n == m else n, base)  # type: ignore[misc]
 
@@ -358,7 +365,7 @@ def _renumbered(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     fixed = _fixed(captured)
     pairs = [zip(flags, shape, strict=True) for flags, shape in zip(fixed, base, strict=True)]
     for number in sorted({size for pair in pairs for flag, size in pair if flag}):
-        for new in (number + 1, 2 * number, 3 * number + 1, 1):
+        for new in (number + 1, 2 * number, 3 * number + 1, 1, 0):
             yield _replaced(base, fixed, number, new)
 
 

@@ -21,7 +21,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from pullback.capture.closeness import Measured, ValueDifference, is_number, value_difference
+from pullback.capture.closeness import (
+    Measured,
+    ValueDifference,
+    coarsest_rounding,
+    is_number,
+    value_difference,
+)
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
@@ -277,7 +283,8 @@ class GraphTrial:
     @functools.cached_property
     def exact(self) -> Sequence[Any] | None:
         """What the graph gives in double precision; None if that cannot be had."""
-        if not _is_coarse(self.row) or not self._fits():
+        is_coarse = coarsest_rounding(self.graph) > torch.finfo(torch.float64).eps
+        if not is_coarse or not self._fits():
             return None
         try:
             with torch.no_grad():
@@ -353,12 +360,6 @@ def _free(device: torch.device | None) -> float:
 
 
 # ---- rows ----
-
-
-def _is_coarse(row: Sequence[Any]) -> bool:
-    """Whether double precision is more than these tensors have."""
-    eps = torch.finfo(torch.float64).eps
-    return any(torch.finfo(x.dtype).eps > eps for x in row if is_number(x))
 
 
 def _double(value: Any) -> Any:
