@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from pullback.capture.closeness import is_number
 from pullback.capture.joint import CaptureInput, capture
 from pullback.capture.tracing import CLOSURE, CONSTANT
-from pullback.derive.comparison import Comparison, aside, modes_of
-from pullback.derive.observed import Call, observed
 from pullback.derive.size_checks import InputCheck, Tests, chosen_checks
-from pullback.derive.tensor_specs import tensor_spec_of
-from pullback.derive.trial_rows import TrialRow
 from pullback.function.modes import DispatchMode
 from pullback.graph.values import CASTS
+from pullback.judge.comparison import Comparison, aside, modes_of
+from pullback.judge.example import can_differ
+from pullback.judge.observed import Call, observed
+from pullback.judge.tensor_specs import tensor_spec_of
+from pullback.judge.trial_rows import TrialRow
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
@@ -40,7 +40,7 @@ def dtype_rows(comparison: Comparison) -> list[TrialRow]:
     """The example with its arguments in other dtypes: all in one, all apart, and each one alone."""
     captured, example = comparison.captured, comparison.rows[0]
     count = captured.argument_count
-    own = [t.dtype if is_number(t) else None for t in example.tensors[:count]]
+    own = [t.dtype if can_differ(t) else None for t in example.tensors[:count]]
     patterns = [[_like(dtype, other) for dtype in own] for other in FLOATS]
     turns = itertools.cycle(_APART)
     patterns.append([_like(dtype, next(turns)) if dtype else None for dtype in own])
@@ -87,7 +87,7 @@ class _Noting(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func in CASTS and is_number(args[0]) and is_number(made):
+        if func in CASTS and can_differ(args[0]) and can_differ(made):
             self.found.add((args[0].dtype, made.dtype))
         return made
 
@@ -107,7 +107,7 @@ def is_alike(comparison: Comparison, call: Call, row: TrialRow) -> bool:
     autograd makes more of its own.
     """
     casts = casts_of(comparison, comparison.of_arguments(comparison.program), row)
-    roundings = {torch.finfo(t.dtype).eps for t in row.tensors if is_number(t)}
+    roundings = {torch.finfo(t.dtype).eps for t in row.tensors if can_differ(t)}
     if len(roundings) == 1 and casts != casts_of(comparison, call, row):
         return False
     coarsest = max((torch.finfo(made).eps for _, made in casts), default=0.0)
@@ -131,7 +131,7 @@ def _has_same_constants(comparison: Comparison, row: TrialRow) -> bool:
     """
     known = _constant_dtypes(comparison)
     count = comparison.captured.argument_count
-    if known.isdisjoint(t.dtype for t in comparison.rows[0].tensors[:count] if is_number(t)):
+    if known.isdisjoint(t.dtype for t in comparison.rows[0].tensors[:count] if can_differ(t)):
         return True
     other = recaptured(comparison, row)
     return other is None or _constant_dtypes(other) == known
@@ -155,14 +155,16 @@ def recaptured(comparison: Comparison, row: TrialRow) -> Comparison | None:
     try:
         with aside(), modes_of(captured):
             given = captured.fill(row.tensors[:count])
-            found = capture(comparison.program, given, needs=comparison.wanted.needs[:count])
+            needs = [one.needs for one in captured.inputs[:count]]
+            found = capture(comparison.program, given, needs=needs)
     except Exception:  # of any kind: there is no such capture
         return None
     if list(map(_origin, found.inputs)) != list(map(_origin, captured.inputs)):
         return None
     pairs = zip(found.inputs, captured.inputs, strict=True)
     named = replace(found, inputs=tuple(replace(one, name=own.name) for one, own in pairs))
-    return Comparison(named, comparison.program, [tensor_spec_of(t) for t in row.tensors])
+    specs = [tensor_spec_of(tensor) for tensor in row.tensors]
+    return Comparison(named, comparison.program, specs, needs=comparison.wanted.needs)
 
 
 def _origin(one: CaptureInput) -> tuple[str, int | None]:

@@ -15,8 +15,6 @@ from torch import Tensor, fx
 from pullback.capture.joint import Capture, CaptureInput
 from pullback.capture.trees import Spec, is_row, literal_of, paths_of, unflatten
 from pullback.derive.again import Again, again_of, refused_again
-from pullback.derive.comparison import Comparison
-from pullback.derive.difference import TextDifference
 from pullback.derive.dtypes import is_alike, misled_by_dtypes, needed_dtypes, recaptured
 from pullback.derive.forward_lines import (
     history_marks,
@@ -26,7 +24,6 @@ from pullback.derive.forward_lines import (
     reads_memory,
     taken_apart,
 )
-from pullback.derive.observed import Call
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import (
     InputCheck,
@@ -35,7 +32,6 @@ from pullback.derive.size_checks import (
     needed_ranks,
     needed_sizes,
 )
-from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text
 from pullback.graph.copies import graph_returning
@@ -45,6 +41,10 @@ from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
 from pullback.graph.values import is_smooth
+from pullback.judge.comparison import Comparison
+from pullback.judge.observed import Call
+from pullback.judge.tensor_specs import TensorSpec
+from pullback.judge.text_difference import TextDifference
 
 DOC_WIDTH = 88
 LARGEST_CONSTANT = 64
@@ -104,7 +104,13 @@ def function_source(
             return found
     names = [source.parts.names[node] for node in source.parts.joint.inputs]
     checks = needed_dtypes(comparison, names, wrong, right)
-    narrow = Comparison(comparison.captured, comparison.program, comparison.specs, is_narrow=True)
+    narrow = Comparison(
+        comparison.captured,
+        comparison.program,
+        comparison.specs,
+        is_narrow=True,
+        needs=comparison.wanted.needs,
+    )
     return write(narrow, checks=checks)
 
 

@@ -39,7 +39,7 @@ class Expression:
 
 
 class PythonText(str):
-    """PythonText that is Python already."""
+    """Text that is Python already."""
 
 
 @dataclass(slots=True)
