@@ -18,7 +18,7 @@ They differ by rounding. How far they may be apart is said in one of two ways:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -179,11 +179,15 @@ class HalfTheDigits:
         yield expected, limit
 
 
+def roundings(nodes: Iterable[fx.Node]) -> set[float]:
+    """The roundings of the dtypes of numbers that the nodes of a graph hold."""
+    values = [held_value(node) for node in nodes if node.op != "output"]
+    return {torch.finfo(value.dtype).eps for value in values if can_differ(value)}
+
+
 def coarsest_rounding(graph: fx.Graph) -> float:
     """The largest rounding that a number in a graph may have gone through."""
-    values = [held_value(node) for node in graph.nodes if node.op != "output"]
-    numbers = [value for value in values if can_differ(value)]
-    return max((torch.finfo(value.dtype).eps for value in numbers), default=0.0)
+    return max(roundings(graph.nodes), default=0.0)
 
 
 def _half(expected: Tensor, eps: float) -> float:

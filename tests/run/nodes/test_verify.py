@@ -427,6 +427,21 @@ def test_rounding_is_no_fault(case, dtype):
     assert "1 call run by backend" in combined.explain()
 
 
+@pytest.mark.needs_compiler
+def test_rounding_in_a_coarser_dtype_than_the_inputs_is_no_fault():
+    def normed(x):
+        h = x.float()
+        return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype).sin()
+
+    x = leaf(30, 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WrongCodeWarning)
+        combined = pb.combine(normed, x, backend="inductor")
+        combined.apply(x)
+
+    assert "1 call run by backend" in combined.explain()
+
+
 def test_random_numbers_and_gradients_stay_as_they_are():
     x, w = leaf(4, 5), leaf(5, seed=1)
     x.register_hook(lambda g: pytest.fail("a hook was called"))

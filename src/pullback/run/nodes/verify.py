@@ -30,7 +30,12 @@ from pullback.errors import PullbackError
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
-from pullback.judge.closeness import Measured, ValueDifference, value_difference
+from pullback.judge.closeness import (
+    Measured,
+    ValueDifference,
+    coarsest_rounding,
+    value_difference,
+)
 from pullback.judge.example import can_differ, wide_of
 from pullback.judge.sums import elements_in, longest_sum
 from pullback.judge.tolerances import NUDGE
@@ -279,7 +284,8 @@ class GraphTrial:
     @functools.cached_property
     def exact(self) -> Sequence[Any] | None:
         """What the graph gives in double precision; None if that cannot be had."""
-        if not _is_coarse(self.row) or not self._fits():
+        is_coarse = coarsest_rounding(self.graph) > torch.finfo(torch.float64).eps
+        if not is_coarse or not self._fits():
             return None
         try:
             with torch.no_grad():
@@ -333,12 +339,6 @@ def _free(device: torch.device | None) -> float:
 
 
 # ---- rows ----
-
-
-def _is_coarse(row: Sequence[Any]) -> bool:
-    """Whether double precision is more than these tensors have."""
-    eps = torch.finfo(torch.float64).eps
-    return any(torch.finfo(x.dtype).eps > eps for x in row if can_differ(x))
 
 
 def _double(value: Any) -> Any:
