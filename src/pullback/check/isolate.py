@@ -138,7 +138,7 @@ class Watch:
 
     def __init__(self, pid: int, busy: float, idle: float, seen: Seen | None = None) -> None:
         self._pid, self._busy, self._idle, self._seen = pid, busy, idle, seen
-        self._begun = self._worked = self._called = _work_of(pid)
+        self._begun = self._worked = self._called = work_of(pid)
         self._memory, self._most = memory_of(pid), 0
         self._start = self._rested = time.monotonic()
         self._calls = -1
@@ -155,7 +155,7 @@ class Watch:
         return how if grown < LARGE else f"{how}, and took {grown / (1 << 30):.1f} GiB of memory"
 
     def _look(self) -> None:
-        work, now = _work_of(self._pid), time.monotonic()
+        work, now = work_of(self._pid), time.monotonic()
         family = work + _work_below(self._pid)
         self._most = max(self._most, memory_of(self._pid))
         if abs(family - self._worked) > 0.02 * GLANCE:
@@ -189,7 +189,7 @@ class Watch:
         return self._seen is not None and self._seen.progress.seen[1] > self._seen.size
 
 
-def _work_of(pid: int) -> float:
+def work_of(pid: int) -> float:
     """The processor time of a process in seconds; the clock's where the system does not say."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -203,7 +203,7 @@ def _work_below(pid: int) -> float:
     """The processor time of the processes that it has started, for which it may wait."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return sum(_work_of(int(child)) for child in file.read().split())
+            return sum(work_of(int(child)) for child in file.read().split())
     except (OSError, ValueError):
         return 0.0
 

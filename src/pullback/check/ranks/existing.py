@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from pullback.check.ranks.collectives import install
 from pullback.check.ranks.commands import Accept, Command, Reply
-from pullback.check.ranks.crew import RankEnd, RanksLost, Standing
+from pullback.check.ranks.crew import Entered, RankEnd, RanksLost, Standing
 from pullback.check.ranks.rank import Rank, RankJob
 from pullback.check.report import Report
 from pullback.errors import ExamplesError, PullbackError
@@ -185,11 +185,10 @@ def _is_timeout(reply: Reply) -> bool:
 
 def _standing(rank: int, reply: Reply) -> Standing:
     last = reply.steps[-1] if reply.steps else None
-    kind = () if last is None else last.kind
+    end, words = RankEnd.ANSWERED, f"was through{'' if last is None else f', after {last}'}"
     if _is_timeout(reply):
-        return Standing(rank, RankEnd.WAITS, f"waited in {last}", kind)
-    if reply.raised is not None:
-        return Standing(rank, RankEnd.RAISED, f"raised {reply.raised}", kind)
-    return Standing(
-        rank, RankEnd.ANSWERED, f"was through{'' if last is None else f', after {last}'}", kind
-    )
+        end, words = RankEnd.WAITS, f"waited in {last}"
+    elif reply.raised is not None:
+        end, words = RankEnd.RAISED, f"raised {reply.raised}"
+    kind = () if last is None else last.kind
+    return Standing(rank, end, words, kind, entered=Entered.of(reply))

@@ -26,6 +26,7 @@ from pullback.check.isolate import limit_memory, why_no_autograd
 from pullback.check.ranks.collectives import Slot, install
 from pullback.check.ranks.commands import Reply
 from pullback.check.ranks.rank import Rank, RankJob
+from pullback.check.ranks.whereabouts import AskedRank, answer_from
 from pullback.judge.run import Raised, describe
 
 LONG = timedelta(minutes=5)  # who watches ends a rank much earlier
@@ -62,6 +63,7 @@ def live(
     lives: Sequence[tuple[int, int]],
     place: socket.socket,
     errors: Sequence[int],
+    asked: Sequence[AskedRank],
 ) -> None:
     """A forked rank, from its first line to its last."""
     print_into(errors[rank])
@@ -77,15 +79,17 @@ def live(
         _tell(pipes[rank][1], Reply(None, Raised("RuntimeError", refusal), "fork"))
         os._exit(0)
     limit_memory()
+    answer_from(asked[rank].fileno())
     _live(rank, meeting, job, pipes[rank][1], lives[rank][0])
 
 
-def serve(rank: int, size: int, port: int, slots: int, fd: int, life: int) -> None:
+def serve(rank: int, size: int, port: int, slots: int, fd: int, life: int, asked: int) -> None:
     """A rank that was started afresh: its job comes first."""
     print_into(os.dup(2))
     pipe = Connection(fd)
     sys.path[:] = pickle.loads(pipe.recv_bytes())
     job = pickle.loads(pipe.recv_bytes())
+    answer_from(asked)
     _live(rank, Meeting(size, port, slots), job, pipe, life)
 
 
