@@ -39,14 +39,24 @@ def test_sound_function_of_sums_is_silent():
     report = checked("AllReduceSum", allow=("wrapped-differs",))
 
     assert report.ok, str(report)
-    assert report.notes == ("consistent with placements (x: shard, out: shard)",)
+    assert report.notes == (
+        "`out` is one value, and backward takes its cotangent as each rank's own, as "
+        "`torch.distributed.nn` does: what follows may differ between them; declare "
+        "placements={'out': 'replicate'} if that is not meant",
+        "consistent with placements (x: shard, out: shard)",
+    )
 
 
 def test_sound_function_that_passes_is_silent():
     report = checked("ReduceFromRegion", allow=("wrapped-differs",))
 
     assert report.ok, str(report)
-    assert report.notes == ("consistent with placements (x: shard, out: replicate)",)
+    assert report.notes == (
+        "`out` is one value, and backward takes its cotangent as one for all ranks, as Megatron's "
+        "layers do: what follows must be the same on all of them; declare "
+        "placements={'out': 'shard'} if that is not meant",
+        "consistent with placements (x: shard, out: replicate)",
+    )
 
 
 def test_declared_placement_makes_other_convention_wrong():
