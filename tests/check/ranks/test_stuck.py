@@ -9,11 +9,11 @@ import pytest
 from pullback.check.ranks import stuck
 from pullback.check.ranks.collectives import SLOT, RankState, Slot, Step
 from pullback.check.ranks.stuck import Patience, StuckWatch, ThreadTimes, threads_of
-from pullback.check.ranks.whereabouts import Whereabouts
+from pullback.check.ranks.whereabouts import RankStack
 
 LONGEST = 120.0
-OWN = Whereabouts((("mine.py", "forward", 3),), is_own=True)
-COMPILES = Whereabouts((("mine.py", "forward", 4),))
+OWN = RankStack((("mine.py", "forward", 3),), is_own=True)
+COMPILES = RankStack((("mine.py", "forward", 4),))
 
 
 class Asked:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pullback.check.ranks import whereabouts as module
-from pullback.check.ranks.whereabouts import AskedRank, Whereabouts, answer_from, whereabouts
+from pullback.check.ranks.whereabouts import AskedRank, RankStack, answer_from, stack_at
 from pullback.check.registration import near
 
 TORCH = os.path.dirname(torch.__file__)
@@ -69,7 +69,7 @@ STACKS = {
 def test_stack_tells_what_works(name):
     lines, place, is_own = STACKS[name]
 
-    found = whereabouts(stack(*lines))
+    found = stack_at(stack(*lines))
 
     assert (found.place, found.is_own) == (place, is_own)
 
@@ -77,10 +77,10 @@ def test_stack_tells_what_works(name):
 def test_line_of_a_loop_is_that_above_what_changes():
     """A loop calls one function in its condition and another in its body."""
     forward = (MINE, "forward", 12)
-    asks = Whereabouts((forward, (MINE, "loop", 30), (MINE, "is_over", 3)), is_own=True)
-    steps = Whereabouts((forward, (MINE, "loop", 31), (MINE, "step", 9)), is_own=True)
+    asks = RankStack((forward, (MINE, "loop", 30), (MINE, "is_over", 3)), is_own=True)
+    steps = RankStack((forward, (MINE, "loop", 31), (MINE, "step", 9)), is_own=True)
 
-    assert asks.common(steps) == Whereabouts((forward, (MINE, "loop", 31)), is_own=True)
+    assert asks.common(steps) == RankStack((forward, (MINE, "loop", 31)), is_own=True)
     assert asks.common(asks) == asks
 
 
@@ -113,7 +113,7 @@ def test_rank_answers_while_it_computes():
 
 
 def test_answer_to_an_earlier_question_is_none_to_the_last(monkeypatch):
-    stands = iter([Whereabouts(((MINE, "f", line),)) for line in (1, 2)])
+    stands = iter([RankStack(((MINE, "f", line),)) for line in (1, 2)])
     monkeypatch.setattr(module, "_here", lambda: next(stands))
     asked = AskedRank()
     asked.ask()

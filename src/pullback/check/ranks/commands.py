@@ -126,7 +126,7 @@ Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap | Progr
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MeshLayout:
     """How a DTensor lies on its mesh, as code: `mesh` makes the mesh, `placements` the list."""
 
     mesh: str
@@ -151,7 +151,7 @@ class Argument:
     is_told: bool = True
     ranks: tuple[int, ...] = ()
     numbers: frozenset[int] = frozenset()
-    layout: Layout | None = None
+    layout: MeshLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)

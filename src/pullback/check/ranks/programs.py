@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pullback.check.facts import Gradient, Output
 from pullback.check.ranks.blocks import Blocks, block_of
-from pullback.check.ranks.commands import Layout, ProgramCommand, Ran, Values
+from pullback.check.ranks.commands import MeshLayout, ProgramCommand, Ran, Values
 from pullback.check.ranks.consistency import Judged, Rows, held, replicated_of, shared_of
 from pullback.check.ranks.joint import Joint, JointPoint, Shared
 from pullback.check.spelling import LARGEST, UnspeakableError, imported, spelled
@@ -224,7 +224,7 @@ def _arguments(
     return lines
 
 
-def _laid(code: str, layout: Layout | None) -> str:
+def _laid(code: str, layout: MeshLayout | None) -> str:
     """The code of a tensor, of which a DTensor is made where the argument is one."""
     return code if layout is None else f"spread({code}, {layout.placements})"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pullback.check.facts import Gradient, Output
 from pullback.check.ranks.collectives import arrived
-from pullback.check.ranks.commands import CotangentLayout, Layout, LocalPart
+from pullback.check.ranks.commands import CotangentLayout, LocalPart, MeshLayout
 from pullback.judge.example import exact_copy
 
 
@@ -28,7 +28,7 @@ def whole_of(tensor: Tensor) -> Tensor:
     return arrived(tensor).detach().cpu()
 
 
-def layout_of(tensor: Any) -> Layout | None:
+def layout_of(tensor: Any) -> MeshLayout | None:
     """How a DTensor lies on its mesh, as code; None where that cannot be said."""
     codes = [_placement(placement) for placement in tensor.placements]
     if not all(codes):
@@ -36,7 +36,7 @@ def layout_of(tensor: Any) -> Layout | None:
     mesh = tensor.device_mesh
     named = f", mesh_dim_names={mesh.mesh_dim_names}" if mesh.mesh_dim_names else ""
     made = f"DeviceMesh({mesh.device_type!r}, {mesh.mesh.tolist()}{named})"
-    return Layout(made, f"[{', '.join(codes)}]")
+    return MeshLayout(made, f"[{', '.join(codes)}]")
 
 
 def _placement(placement: Any) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from pullback.check.isolate import work_of
 from pullback.check.ranks.collectives import RankState, SeenRank, Slot
 from pullback.check.ranks.commands import Reply
-from pullback.check.ranks.whereabouts import AskedRank, Whereabouts
+from pullback.check.ranks.whereabouts import AskedRank, RankStack
 
 HELD_UP = 0.5  # seconds between two looks at most: more is a machine that stood still
 STUCK = 2.0  # seconds in which all that are left wait for each other, and nothing moves
@@ -60,8 +60,8 @@ class Stretch:
         self._turns, self._polls, self._polled_at = -1, 0, -math.inf
         self._begun = self._asked_at = 0.0  # in seconds of its processor
         self._is_asked = False
-        self._stood: tuple[Whereabouts, float] | None = None  # when it was asked before
-        self._common: Whereabouts | None = None  # of all that it has answered
+        self._stood: tuple[RankStack, float] | None = None  # when it was asked before
+        self._common: RankStack | None = None  # of all that it has answered
         self._short = 0.0  # seconds so far, where it was not asked
         self.own = 0.0  # seconds so far in the user's code
         self._slowest = 0.0  # the same of the longest before

@@ -35,7 +35,7 @@ Line = tuple[str, str, int]  # a file, a function in it, and the line that it is
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RankStack:
     """The user's lines that a rank stands in, outermost first, and whether the last of them works.
 
     It does where that line itself runs, or what it calls in PyTorch; not where something is
@@ -50,7 +50,7 @@ class Whereabouts:
         """The deepest line; empty where there is none."""
         return f"{near(self.lines[-1][0])}:{self.lines[-1][2]}" if self.lines else ""
 
-    def common(self, later: Whereabouts) -> Whereabouts:
+    def common(self, later: RankStack) -> RankStack:
         """What has not changed until later: down to the call whose own lines change."""
         kept: list[Line] = []
         for one, two in zip(self.lines, later.lines, strict=False):
@@ -59,7 +59,7 @@ class Whereabouts:
             kept.append(two)
             if one != two:
                 break
-        return Whereabouts(tuple(kept), self.is_own and later.is_own)
+        return RankStack(tuple(kept), self.is_own and later.is_own)
 
 
 class AskedRank:
@@ -84,9 +84,9 @@ class AskedRank:
         with contextlib.suppress(OSError):  # it has ended
             self._ours.send_bytes(pickle.dumps(self._number))
 
-    def told(self) -> Whereabouts | None:
+    def told(self) -> RankStack | None:
         """The answer to the last question; None where it has not come yet."""
-        found: Whereabouts | None = None
+        found: RankStack | None = None
         with contextlib.suppress(OSError, EOFError):
             while self._ours.poll(0):
                 number, told = pickle.loads(self._ours.recv_bytes())
@@ -109,12 +109,12 @@ def _answer(pipe: Any) -> None:
             pipe.send_bytes(pickle.dumps((number, _here())))
 
 
-def _here() -> Whereabouts:
+def _here() -> RankStack:
     """Where the thread stands that runs the user's code: the main one, or one of autograd's."""
     main = threading.main_thread().ident
     stacks = sorted(sys._current_frames().items(), key=lambda one: one[0] != main)
-    found = (whereabouts(frame) for _, frame in stacks if not _is_of_threading(frame))
-    return next((one for one in found if one.lines), Whereabouts())
+    found = (stack_at(frame) for _, frame in stacks if not _is_of_threading(frame))
+    return next((one for one in found if one.lines), RankStack())
 
 
 def _is_of_threading(frame: FrameType) -> bool:
@@ -129,19 +129,19 @@ def _upwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def whereabouts(frame: FrameType) -> Whereabouts:
+def stack_at(frame: FrameType) -> RankStack:
     """What the frames of a thread tell, from the deepest upwards."""
     frames = list(_upwards(frame))
     users = [number for number, one in enumerate(frames) if is_users(one)]
     if not users:
-        return Whereabouts()
+        return RankStack()
     paths = [one.f_code.co_filename for one in frames]
     last, first = users[0], users[-1]
     is_made = any(path.startswith(_MAKERS) for path in paths[:first])
     is_plain = not is_made and all(path.startswith((OURS, TORCH)) for path in paths[:last])
     is_of_function = installed_package(paths[last]) == installed_package(paths[first])
     lines = tuple(_line(frames[number]) for number in reversed(users))
-    return Whereabouts(lines, is_plain and is_of_function)
+    return RankStack(lines, is_plain and is_of_function)
 
 
 def _line(frame: FrameType) -> Line:
