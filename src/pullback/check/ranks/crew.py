@@ -35,14 +35,14 @@ from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.said import RankErrors
-from pullback.check.ranks.stuck import Patience, StuckWatch
+from pullback.check.ranks.stuck import EndlessWork, Patience, StuckWatch
 from pullback.check.ranks.whereabouts import AskedRank
 from pullback.check.ranks.worker import HOST, Meeting, live, store_at
 from pullback.errors import first_line
 
 GLANCE = 0.05  # seconds between two looks
 LONGEST = 120.0  # seconds of one command
-LOOPS = 5.0  # seconds of a processor that the user's code may take without a collective
+LOOPS = 8.0  # seconds of a processor that the user's code may take without a collective
 SLOWER = 20  # times as long as any before
 START = 60.0
 TELLS = 2.0  # that a rank may take to say where it stands
@@ -330,7 +330,7 @@ class Crew:
         return len(replies) == self.size
 
     def _standings(
-        self, replies: dict[int, Reply], endless: Mapping[int, str] = MappingProxyType({})
+        self, replies: dict[int, Reply], endless: Mapping[int, EndlessWork] = MappingProxyType({})
     ) -> list[Standing]:
         found = [
             self._endless(rank, endless[rank])
@@ -375,11 +375,12 @@ class Crew:
         words = f"was in no collective{' at ' * bool(place)}{place}{after}"
         return Standing(rank, RankEnd.WORKS, words, seen.kind)
 
-    def _endless(self, rank: int, place: str) -> Standing:
+    def _endless(self, rank: int, work: EndlessWork) -> Standing:
         """What a rank stands at that would compute on and on."""
         seen = self._slots[rank].seen
         after = f", after {seen.text}" if seen.text else ""
-        words = f"did not come to an end{' at ' * bool(place)}{place}{after}"
+        where = f" at {work.place}" if work.place else ""
+        words = f"did not come to an end in {work.seconds:.0f} s of work{where}{after}"
         return Standing(rank, RankEnd.ENDLESS, words, seen.kind)
 
     def _place(self, rank: int) -> str:

@@ -52,6 +52,14 @@ class ThreadTimes:
 Threads = dict[int, ThreadTimes]  # by number
 
 
+@dataclass(frozen=True, slots=True)
+class EndlessWork:
+    """The seconds of a processor that a rank has worked, and the line; empty where not known."""
+
+    seconds: float
+    place: str = ""
+
+
 class Stretch:
     """The work of one rank since it last came to a collective, or out of one."""
 
@@ -72,9 +80,10 @@ class Stretch:
         return max(self._slowest, self.own or self._short)
 
     @property
-    def place(self) -> str:
-        """The user's line at which it has stood all the time; empty where that is not known."""
-        return "" if self._common is None else self._common.place
+    def so_far(self) -> EndlessWork:
+        """What it has worked, and at which of the user's lines it has stood all the time."""
+        place = "" if self._common is None else self._common.place
+        return EndlessWork(work_of(self._pid) - self._begun, place)
 
     def look(self, seen: SeenRank, now: float) -> None:
         """See what the rank does; where it works for long, ask where it stands."""
@@ -137,7 +146,7 @@ class StuckWatch:
         self._key: Any = None  # what the ranks stood at when something last moved,
         self._then: Threads = {}  # with their threads,
         self._still = 0.0  # and the seconds since, as they count
-        self.endless: dict[int, str] = {}  # ranks that would work on and on, and at which line
+        self.endless: dict[int, EndlessWork] = {}  # of the ranks that would work on and on
 
     @property
     def slowest(self) -> float:
@@ -162,7 +171,7 @@ class StuckWatch:
         if key != self._key or has_worked(self._then, threads, self._still):
             self._key, self._then, self._still = key, threads, 0.0
         if self._left < 0 or self._are_endless(working, len(working) < len(self._slots)):
-            self.endless = {rank: self._stretches[rank].place for rank in working}
+            self.endless = {rank: self._stretches[rank].so_far for rank in working}
             return True
         if not left or working:
             return bool(left) and self._still > RESTS

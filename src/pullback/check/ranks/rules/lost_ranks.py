@@ -266,7 +266,7 @@ Cannot see
 ENDLESS_PAGE = """No rank may compute without end while others wait for it.
 
 What it checks
-    Whether a rank comes to its end, or to a collective. It is given up after five seconds of its
+    Whether a rank comes to its end, or to a collective. It is given up after eight seconds of its
     processor in which it was seen to stand in the Function's code, or twenty times as many as that
     took before. Where something is compiled, or another package works, it has two minutes.
 
