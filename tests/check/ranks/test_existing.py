@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 import pullback as pb
+from pullback.check.findings.report import Report
 from pullback.check.ranks import existing
 from pullback.check.ranks.collectives import install
 from pullback.check.ranks.commands import Accept
 from pullback.check.ranks.existing import SECONDS, UNLIMITED, _Limits, _timeout_of
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.worker import backend_here
-from pullback.check.report import Report
-from pullback.check.target import target_of
+from pullback.check.target.target import target_of
 from pullback.errors import ExamplesError
 
 OWN = timedelta(seconds=77)

@@ -10,7 +10,7 @@ import torch
 
 from pullback.check.ranks import whereabouts as module
 from pullback.check.ranks.whereabouts import AskedRank, RankStack, answer_from, stack_at
-from pullback.check.registration import near
+from pullback.check.target.registration import near
 
 TORCH = os.path.dirname(torch.__file__)
 SITE = os.path.dirname(TORCH)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.facts import Gradient, Output
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.ranks.collectives import Step
 from pullback.judge.run import Raised
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.facts import Gradient, Output
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.ranks.collectives import arrived
 from pullback.check.ranks.commands import CotangentLayout, LocalPart, MeshLayout
 from pullback.judge.example import exact_copy

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pullback.check.isolate import work_of
+from pullback.check.processes.system import work_of
 from pullback.check.ranks.collectives import RankState, SeenRank, Slot
 from pullback.check.ranks.commands import Reply
 from pullback.check.ranks.whereabouts import AskedRank, RankStack

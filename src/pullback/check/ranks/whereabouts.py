@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any
 
 from pullback.capture.places import installed_package, is_users
-from pullback.check.isolate import OURS, TORCH
-from pullback.check.registration import near
+from pullback.check.processes.endings import OURS, TORCH
+from pullback.check.target.registration import near
 
 _FIRST = f"{__package__}.worker"  # the life of a rank begins there
 # What of PyTorch makes other code of the user's: that may take minutes, and comes to an end.

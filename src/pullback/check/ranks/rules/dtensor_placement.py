@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.facts import At
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.facts import At
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.joint import Joint
 from pullback.check.ranks.programs import program_of_parts
