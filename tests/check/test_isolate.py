@@ -1,13 +1,16 @@
 """A target that dies, leaves, hangs or eats memory becomes a finding, and the run goes on."""
 
 import multiprocessing
+import os
 import re
+import subprocess
+import time
 
 import pytest
 import torch
 
 import pullback as pb
-from pullback.check import forked, fresh, isolate, runner, work
+from pullback.check import confine, forked, fresh, isolate, runner, work
 from pullback.check.finding import Rule
 from pullback.check.registered import Registered
 from pullback.check.subject import Subject
@@ -63,6 +66,19 @@ def test_hang_is_a_finding(target, how, idle, impatient, monkeypatch):
     (finding,) = report.findings
     assert finding.rule.name == "crash"
     assert re.fullmatch(how, finding.got)
+
+
+def test_work_of_what_a_child_has_started_is_no_rest():
+    """A build system waits for the compilers that it has started."""
+    busy = ["sh", "-c", "sh -c 'while :; do :; done'; true"]
+    with subprocess.Popen(busy) as child:
+        try:
+            latest = time.monotonic() + 60
+            while isolate._work_below(os.getpid()) < 0.1 and time.monotonic() < latest:
+                time.sleep(0.02)
+            assert isolate._work_below(os.getpid()) >= 0.1
+        finally:
+            confine.end_below(child.pid)
 
 
 def test_second_hang_ends_the_run(impatient):

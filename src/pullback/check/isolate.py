@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pullback.check.confine import Fork, end_below
+from pullback.check.confine import Fork, end_below, processes_below
 from pullback.check.wire import GarbledError, Inbox, Outbox, PrintedOutput
 from pullback.errors import first_line
 from pullback.judge.progress import Progress
@@ -200,12 +200,8 @@ def _work_of(pid: int) -> float:
 
 
 def _work_below(pid: int) -> float:
-    """The processor time of the processes that it has started, for which it may wait."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return sum(_work_of(int(child)) for child in file.read().split())
-    except (OSError, ValueError):
-        return 0.0
+    """The processor time of the processes below it, for which it may wait."""
+    return sum(map(_work_of, processes_below(pid)))
 
 
 def memory_of(pid: int) -> int:
