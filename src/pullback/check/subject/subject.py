@@ -153,10 +153,10 @@ class Subject:
         more = self.target.defaults_after(len(small.args))
         return replace(small, args=(*small.args, *more)) if more else small
 
-    def other_arguments(self) -> Iterator[Example]:
+    def other_arguments(self, usual: Example | None = None) -> Iterator[Example]:
         """`whole` with each argument that is no differentiable tensor as another one in turn."""
         target = self.target
-        return arguments_of(self.whole, self.names, target.words, target.optional)
+        return arguments_of(usual or self.whole, self.names, target.words, target.optional)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
