@@ -37,7 +37,7 @@ from pullback.capture.seeds import (
     strided_copy,
 )
 from pullback.capture.trees import flatten, kept, unflatten
-from pullback.errors import DifferingCaptureError
+from pullback.errors import CaptureError, DifferingCaptureError
 from pullback.function.isolation import seeded
 
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -87,6 +87,7 @@ def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[An
     """
     leaves, _ = flatten(tuple(examples))
     own = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    _require_values(captured.name, own)
     check = _Check(captured, program)
     if captured.opaque:
         check.compare(own, 1, must_run=True)
@@ -305,6 +306,16 @@ def _doubled(leaf: Any) -> Any:
     with torch.enable_grad():
         wide = leaf.detach().to(_DOUBLE[leaf.dtype]).requires_grad_(leaf.requires_grad)
         return wide if leaf.is_leaf else wide.clone()
+
+
+def _require_values(name: str, tensors: Sequence[Tensor]) -> None:
+    if any(tensor.is_meta for tensor in tensors):
+        raise CaptureError(
+            f"`{name}` must be captured with tensors that have values, to be compared with its "
+            "graph",
+            got="a tensor on the meta device",
+            fix="pass tensors on the device where it will run",
+        )
 
 
 def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tuple[int, ...]]]:

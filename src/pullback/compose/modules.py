@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.patch import is_watched
+from pullback.capture.trees import tensor_leaves
 from pullback.compose.combined import (
     AS_WRITTEN,
     combine,
@@ -41,8 +42,8 @@ from pullback.compose.functional import (
     with_own_tensors,
 )
 from pullback.compose.reasons import is_refusal, reason_text
-from pullback.function.slots import in_forward_mode, transforms_active
-from pullback.run.paths import Paths, UncompiledReason
+from pullback.function.slots import in_forward_mode, is_jit_tracing, transforms_active
+from pullback.run.paths import META, Paths, UncompiledReason
 
 Make = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)
@@ -143,6 +144,7 @@ class Combined:
         nodes = self._pb_nodes
         if (
             is_dynamo_compiling()
+            or is_jit_tracing()
             or transforms_active()
             or is_watched()
             or in_forward_mode()
@@ -185,7 +187,7 @@ class ModuleNodes:
         with torch.enable_grad():
             layout = self._now()
             row = layout.row()
-            if not self._is_odd(layout, row):
+            if not _is_meta((row, examples)) and not self._is_odd(layout, row):
                 self._function(layout, row, examples, {})
 
     def know(self, layout: ModuleLayout, changing: frozenset[str], function: Any) -> None:
@@ -250,6 +252,9 @@ class ModuleNodes:
             return function, changing
         if (layout.names, modes) in self.reasons:
             return None, frozenset()
+        if _is_meta((row, args, kwargs)):  # as written, until there are values
+            self.paths.uncompiled(META)
+            return None, frozenset()
         with self._lock:
             return self._made_for(layout, modes, row, args, kwargs)
 
@@ -274,5 +279,10 @@ class ModuleNodes:
     def explain(self) -> str:
         """How calls are run, line by line."""
         lines = [f"nested: {why}" for why in self.reasons.values()]
-        lines += [one.explain() for one in self._made.values()]
+        lines += [*self.paths.lines(), *(one.explain() for one in self._made.values())]
         return "\n".join(dict.fromkeys(lines)) or "not called yet"
+
+
+def _is_meta(args: Any) -> bool:
+    """Whether a tensor has no values, with which a capture could be compared."""
+    return any(tensor.is_meta for tensor in tensor_leaves(args))
