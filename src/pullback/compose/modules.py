@@ -227,7 +227,14 @@ class ModuleNodes:
             with self._lock:
                 layout = self._layout = ModuleLayout(self.module)
                 self._changing.clear()
+                self._forget_refusals()
         return layout
+
+    def _forget_refusals(self) -> None:
+        """Try again what could not be captured: another module may be in its place."""
+        self.reasons.clear()
+        for key in [key for key, one in self._made.items() if getattr(one, "refusal", "")]:
+            del self._made[key]
 
     def _is_odd(self, layout: ModuleLayout, row: Sequence[Tensor]) -> bool:
         """Whether calls run as written because of what the module is now."""

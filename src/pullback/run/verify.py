@@ -398,7 +398,7 @@ def _nudged(row: Sequence[Any], sign: int, draw: int) -> list[Any]:
 
 
 def _without_repeats(x: Tensor) -> Tensor:
-    """The part of `x` whose elements have places of their own; expanded, it is laid out like `x`."""
+    """The part of `x` whose elements have places of their own; to be expanded again."""
     for dim, step in enumerate(x.stride()):
         x = x.narrow(dim, 0, 1) if step == 0 else x
     return x
