@@ -86,7 +86,7 @@ def test_every_layout_and_cotangent_is_right_and_compiled(backend):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_sizes_share_code_in_each_pattern_of_strides(backend, monkeypatch):
-    from pullback.run import inductor
+    from pullback.run.backends import inductor
 
     made = []
     real = inductor._made
@@ -330,7 +330,7 @@ def test_eager_backend_tells_nothing():
 
 
 def test_more_patterns_than_code_is_made_for_are_told(monkeypatch):
-    from pullback.run import making
+    from pullback.run.nodes import making
 
     monkeypatch.setattr(making, "PATTERNS", 0)
     args = leaf(3, 4), leaf(4)
@@ -386,7 +386,7 @@ def test_backward_that_saves_no_input_gets_code_for_expanded_cotangents():
 @pytest.mark.parametrize("backend", COMPILING)
 def test_first_call_compiles_one_backward(backend, monkeypatch):
     """The expanded cotangent of a sum is copied, and gets code of its own if it comes again."""
-    from pullback.run import inductor
+    from pullback.run.backends import inductor
 
     made = []
     real = inductor._made

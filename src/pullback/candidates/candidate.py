@@ -29,7 +29,7 @@ from pullback.candidates.tampering import (
     torch_settings,
 )
 from pullback.candidates.trials import Trial, TrialMaker
-from pullback.check.dispatch import poisoned
+from pullback.check.watching.dispatch import poisoned
 from pullback.errors import type_and_line
 from pullback.judge.example import exact_copy, tensors_in
 

@@ -10,7 +10,7 @@ import torch
 from pullback.candidates.host import Talk
 from pullback.candidates.sources import Source
 from pullback.candidates.trials import Trial, TrialMaker
-from pullback.check.finding import Severity
+from pullback.check.findings.finding import Severity
 from pullback.check.runner import check
 
 

@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from pullback.check.finding import Finding, Skip
+from pullback.check.findings.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
-from pullback.check.isolate import OURS, TORCH, raising_file
 from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
+from pullback.check.options import OptionsOf, nothing_chosen
+from pullback.check.processes.endings import OURS, TORCH, raising_file
+from pullback.check.repro.writing import with_repro
 from pullback.check.rules import Registered
-from pullback.check.subject import Subject
-from pullback.check.surrogates import Surrogate, intent_with, surrogates_of
-from pullback.check.target import Target
+from pullback.check.subject.subject import Subject
+from pullback.check.subject.surrogates import Surrogate, intent_with, surrogates_of
+from pullback.check.target.target import Target
 from pullback.function.isolation import drawing_from
 from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe
@@ -58,6 +60,12 @@ class Job:
     examples: tuple[Example, ...]
     rules: tuple[Registered, ...]
     profile: str = "standard"
+    options_of: OptionsOf = nothing_chosen
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return self.target.names_of(max(len(example.args) for example in self.examples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the threads of the parent are not in a fork, and waiting would hang
     try:
-        subject = Subject(job.target, job.examples, profile=job.profile)
+        subject = Subject(job.target, job.examples, profile=job.profile, show=with_repro)
         call = 0.0
         if first == 0:
             with drawing_from(SEED):
@@ -116,7 +124,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
                 _ = subject.first_gradients  # before a rule has called anything
             if number == first:
                 kept = tuple(words_of(one, subject.names) for one in subject.relations)
-                tell(Message("intent", surrogates=_taken_as_meant(subject), relations=kept))
+                tell(Message("intent", surrogates=_taken_as_meant(subject, job), relations=kept))
             tell(Message("found", number, tuple(try_rule(job.rules[number], subject))))
         tell(Message("end", tried=dict(subject.tried)))
     finally:
@@ -135,14 +143,14 @@ def _in_own_precision(subject: Subject, tell: Tell) -> Subject:
         return subject
     tell(Message("noted", reason=SINGLE))
     target = without_double(subject.target)
-    return Subject(target, subject.examples, profile=subject.profile)
+    return Subject(target, subject.examples, profile=subject.profile, show=subject.show)
 
 
-def _taken_as_meant(subject: Subject) -> tuple[Surrogate, ...]:
+def _taken_as_meant(subject: Subject, job: Job) -> tuple[Surrogate, ...]:
     """The gradients that are surrogates by their shape: no rule compares them with forward's."""
     with warnings.catch_warnings(), drawing_from(SEED):
         warnings.simplefilter("ignore")
-        found = surrogates_of(subject)
+        found = surrogates_of(subject, job.options_of)
     if found:
         subject.accept(intent_with(subject.target.intent, found))
     return found

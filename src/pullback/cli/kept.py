@@ -23,17 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.crash import RULE as CRASH
-from pullback.check.registration import is_in_one_file
-from pullback.check.report import Report
+from pullback.check.findings.report import Report
+from pullback.check.processes.crash import RULE as CRASH
 from pullback.check.rules import all_rules
-from pullback.check.target import Target
+from pullback.check.target.registration import is_in_one_file
+from pullback.check.target.target import Target
 from pullback.cli.identity import Identity, source_text
 from pullback.cli.settings import Chosen
 from pullback.cli.sources import sources_of
 from pullback.judge.example import Example
 from pullback.report.stored import restored_report, stored
-from pullback.run.cache import entry, root
+from pullback.run.disk.cache import entry, root
 
 FORMAT = 1
 LIMIT = 2000  # results that are kept: some kilobytes each

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,13 +25,7 @@ from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.patch import is_watched
 from pullback.capture.trees import tensor_leaves
-from pullback.compose.combined import (
-    AS_WRITTEN,
-    combine,
-    compiles,
-    policy_of,
-    require_examples,
-)
+from pullback.compose import combine
 from pullback.compose.functional import (
     ModuleLayout,
     changed_by,
@@ -41,65 +35,45 @@ from pullback.compose.functional import (
     require_values,
     with_own_tensors,
 )
+from pullback.compose.options import AS_WRITTEN, ComposeOptions, require_examples
 from pullback.compose.reasons import is_refusal, reason_text
 from pullback.function.slots import in_forward_mode, is_jit_tracing, transforms_active
-from pullback.run.paths import META, Paths, UncompiledReason
+from pullback.run.nodes.paths import META, Paths, UncompiledReason
 
 Make = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)
 
 
-@dataclass(frozen=True, slots=True)
-class ComposeOptions:
-    """How a module is combined."""
-
-    backend: str
-    save: str | int | None
-    name: str | None
-    verify: bool = True
-
-    def make(self, program: Callable[..., Any], *examples: Any) -> Any:
-        """The composition of a module's program."""
-        options: Any = {"save": self.save, "name": self.name, "verify": self.verify}
-        return combine(program, *examples, backend=self.backend, **options)
-
-
-def combine_module(
-    module: nn.Module,
-    *examples: Any,
-    backend: str = "auto",
-    save: str | int | None = None,
-    name: str | None = None,
-    verify: bool = True,
-) -> Any:
+def combine_module(module: nn.Module, examples: tuple[Any, ...], options: ComposeOptions) -> Any:
     """A module that computes what `module` does in one node with one backward.
 
-    Arguments:
-        module: any module. Its parameters and buffers stay its own, and are inputs of the node.
-        examples: arguments of `forward` to capture it with.
-        backend, save, name, verify: as for a program.
+    Its parameters and buffers stay its own, and are inputs of the node.
 
     Guarantee: the same outputs and gradients as the module as written, the same changes of its
     buffers, and the same random numbers.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
-    >>> fast = combine_module(layer, torch.ones(2, 3), backend="eager")
+    >>> fast = combine_module(layer, (torch.ones(2, 3),), ComposeOptions("eager"))
     >>> fast(torch.ones(2, 3)).grad_fn.name(), fast[0].weight is layer[0].weight
     ('SequentialBackward', True)
     """
-    policy_of(save, backend)  # raises for an unknown one
+    options.policy()  # raises for one that there is not
     require_examples(module, examples)
     require_values(module)
-    made = _recombined(plain_of(module), ComposeOptions(backend, save, name, verify))
+    made = _recombined(plain_of(module), options)
     module_nodes(made).prepare(examples)
     return made
 
 
 def _recombined(module: nn.Module, options: ComposeOptions) -> Any:
     """A combined module that captures at its first call: how one is copied and unpickled."""
-    paths = Paths(type(module).__name__, warns=compiles(options.backend))
-    return served(module, ModuleNodes(module, options.make, paths), options)
+    paths = Paths(type(module).__name__, warns=options.compiles)
+
+    def make(program: Callable[..., Any], *examples: Any) -> Any:
+        return combine(program, *examples, **asdict(options))
+
+    return served(module, ModuleNodes(module, make, paths), options)
 
 
 def served(module: nn.Module, nodes: ModuleNodes, options: ComposeOptions | None) -> Any:

@@ -8,12 +8,13 @@ from itertools import chain
 from torch import Tensor
 
 from pullback.capture import seeds
-from pullback.capture.fake import is_open, numbers_of, size_with, with_other_sizes
+from pullback.capture.fake import is_open, numbers_of, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
-from pullback.derive.trial_rows import is_unchecked
 from pullback.function.gradients import is_differentiable
+from pullback.judge.trial_sizes import shapes_around_integers
+from pullback.judge.unchecked_kernels import is_unchecked
 
 Shapes = list[tuple[int, ...]]
 
@@ -40,19 +41,16 @@ def drawn_anew(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
 # ---- sizes ----
 
 
-def other_shapes(
+def shapes_resized(
     captured: Capture, own: Sequence[Tensor], resize: Callable[[int], int]
 ) -> Shapes | None:
     """The shapes of the arguments with other sizes, as far as they are free; None if none is.
 
     Integers keep their shape, and nothing becomes smaller that they may point into.
     """
-    values = [node.meta["val"].shape for node in captured.joint.inputs]
-    pairs = list(zip(own, values, strict=False))
-    pointing = [shape for tensor, shape in pairs if is_index(tensor)]
-    shapes = with_other_sizes(values[: len(own)], [*values[len(own) :], *pointing], resize)
+    shapes = shapes_around_integers(captured, own, resize)
     before = [tuple(tensor.shape) for tensor in own]
-    if pointing and any(
+    if any(map(is_index, own)) and any(
         new < old
         for a, b in zip(shapes, before, strict=True)
         for new, old in zip(a, b, strict=True)

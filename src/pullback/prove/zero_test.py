@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import sympy  # type: ignore[import-untyped]
 
+from pullback.judge.tolerances import NOISE
 from pullback.prove.deadline import TimeLimitError, call_within
 from pullback.prove.signs import Expr
 
-_DIGITS, _NOISE = 40, 1e-12  # what is larger is no rounding error
+_DIGITS = 40
 _EXPANSIONS = 4  # a root that is multiplied out may leave a quotient inside
 
 
@@ -50,7 +51,7 @@ def is_zero_at_points(expression: Expr) -> bool:
             for n, s in enumerate(symbols)
         }
         value = expression.subs(point).evalf(_DIGITS, chop=True)
-        if value.is_Float and abs(value) > _NOISE:
+        if value.is_Float and abs(value) > NOISE:
             return False
     return True
 

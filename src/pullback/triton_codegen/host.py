@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pullback.capture.seeds import memory_order
+from pullback.capture.layouts import memory_order
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
 from pullback.triton_codegen.body import kernel_source
@@ -144,7 +144,7 @@ class _Host:
             tuple(self.lines),
             tuple(self._returned(one) for one in returned),
             tuple(tuple(map(_key, self.plan.axes.of(n))) for n in self.plan.inputs),
-            tuple(self.plan.axes.conditions),
+            (*self.plan.axes.conditions, *self.sizes.conditions),
         )
 
     def _returned(self, value: Any) -> str:

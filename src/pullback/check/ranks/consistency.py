@@ -14,13 +14,7 @@ from pullback.check.ranks.commands import Pulled, Values
 from pullback.check.ranks.joint import Joint, PointKey, Shared
 from pullback.check.ranks.placements import REPLICATE, SHARD, TRIED, Assignment, Placed
 from pullback.check.ranks.slope import Slope
-from pullback.judge.tolerances import (
-    ERRORS,
-    RELATIVE,
-    SCALED,
-    UNCERTAIN,
-    UNCERTAIN_AT_ZERO,
-)
+from pullback.judge.tolerances import ERRORS, RELATIVE, SCALED, UNCERTAIN, UNCERTAIN_AT_ZERO
 
 DRAWS = 2
 MOST = 32  # assignments that are tried

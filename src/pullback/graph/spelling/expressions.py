@@ -38,7 +38,7 @@ class Expression:
 
 
 class PythonText(str):
-    """PythonText that is Python already."""
+    """Text that is Python already."""
 
 
 @dataclass(slots=True)

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
-from pullback.check.elsewhere import Results, difference, positions_of, results_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, describe
+from pullback.check.subject.conditions import KEEPS_INPUTS, RUNS, needs
+from pullback.check.subject.elsewhere import Results, difference, positions_of, results_of
+from pullback.check.subject.subject import Finding, Rule, Skip, Subject, describe
 from pullback.function.isolation import seeded
 from pullback.judge.example import tensors_in
 
@@ -55,13 +55,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     apart = difference(got, usual)
     if apart is not None:
-        at, expected, have = apart
         yield subject.finding(
             RULE,
             example=example,
-            at=at.then(", under torch.func.vjp"),
-            expected=expected.then(", as by autograd"),
-            got=have,
+            **apart.facts(", under torch.func.vjp", expected=", as by autograd"),
             fix="let setup_context save its own arguments only",
         )
 

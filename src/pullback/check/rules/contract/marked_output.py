@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient, Output
+from pullback.check.findings.facts import At, Gradient, Output
 from pullback.check.repro.calls import requires_grad
 from pullback.check.repro.gradients import against_slope, along
-from pullback.check.spy import spy_on
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
+from pullback.check.watching.spy import spy_on
 from pullback.judge.example import can_differ
-from pullback.judge.run import Run, cotangents_of, run
+from pullback.judge.run import Run, cotangents_of
 from pullback.judge.tolerances import is_close
 
 RULE = Rule("K804", "marked-output", "contract", profile="quick")
@@ -111,7 +111,7 @@ def _read_in_backward(subject: Subject, marked: Sequence[int]) -> Iterator[Findi
     spy = spy_on(subject.target)
     if spy is None:
         return
-    called = run(spy.target.call, subject.base, subject.names, through_clone=subject.writes_inputs)
+    called = subject.run_other(spy.target.call, subject.base)
     node: Any = called.outputs[called.live[0]].grad_fn
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return

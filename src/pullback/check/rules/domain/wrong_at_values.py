@@ -12,8 +12,7 @@ from functools import partial
 
 import torch
 
-from pullback.check.behaved import approximates
-from pullback.check.extremes import value_trials
+from pullback.check.findings.registered import Registered
 from pullback.check.inputs.arguments import Variant, masks_of
 from pullback.check.inputs.domains import (
     ALONE,
@@ -35,10 +34,11 @@ from pullback.check.inputs.domains import (
     tied,
 )
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
-from pullback.check.registered import Registered
-from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
-from pullback.check.subject import Rule, Subject
-from pullback.check.trials import Tried, TriedVariant, report_trials, trials
+from pullback.check.subject.behaved import approximates
+from pullback.check.subject.extremes import Demand, value_trials
+from pullback.check.subject.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
+from pullback.check.subject.subject import Rule, Subject
+from pullback.check.subject.trials import Tried, TriedVariant, report_trials, trials
 from pullback.judge.example import Example
 
 OUTPUTS = 3  # that are used alone in turn
@@ -61,8 +61,8 @@ def _at_zero(subject: Subject) -> Tried:
 
 
 def _at_ties(subject: Subject) -> Tried:
-    found = value_trials(subject, "ties", tied(subject.small), ties=True)
-    edges = value_trials(subject, "edges", changed(subject.small, EDGES), ties=True)
+    found = value_trials(subject, "ties", tied(subject.small), Demand(ties=True))
+    edges = value_trials(subject, "edges", changed(subject.small, EDGES), Demand(ties=True))
     fix = "share the gradient among the tied elements, or give it to one of them"
     guard = "guard what is not finite where entries are equal, as forward does"
     if any(trial.mismatches for trial in (*found, *edges)) and approximates(subject):
@@ -79,7 +79,7 @@ def _at_repeated(subject: Subject) -> Iterator[TriedVariant]:
     live = subject.run(subject.small).live
     for k in live[:OUTPUTS] if len(live) > 1 else ():
         variants = repeated(subject.small)
-        yield from value_trials(subject, f"repeated, output {k}", variants, used=(k,))
+        yield from value_trials(subject, f"repeated, output {k}", variants, Demand(used=(k,)))
 
 
 def _by_kind(found: Iterable[TriedVariant], fix: str, guard: str) -> Tried:
@@ -104,7 +104,8 @@ def _when_small(subject: Subject) -> Tried:
 def _at_huge(subject: Subject) -> Tried:
     fix = "write the gradient with what forward is stable with: sigmoid, log_softmax, hypot"
     for family, start, changes in _starts(subject):
-        yield value_trials(subject, f"huge {family}", changed(start, changes), values=False), fix
+        asked = Demand(values=False)
+        yield value_trials(subject, f"huge {family}", changed(start, changes), asked), fix
 
 
 def _starts(subject: Subject) -> Iterator[tuple[str, Example, dict[str, Change]]]:
@@ -131,9 +132,11 @@ def _at_tiny(subject: Subject) -> Tried:
         "divide twice in the place of dividing by a square, subtract tiny values from no large "
         "number, and guard as forward does"
     )
-    yield value_trials(subject, "faint", changed(subject.small_given, FAINT), values=False), fix
+    faint = changed(subject.small_given, FAINT)
+    yield value_trials(subject, "faint", faint, Demand(values=False)), fix
     if _is_by_entry(subject):
-        yield value_trials(subject, "pole", _alone(subject), values=False, steep=math.inf), fix
+        asked = Demand(values=False, steep=math.inf)
+        yield value_trials(subject, "pole", _alone(subject), asked), fix
 
 
 def _alone(subject: Subject) -> Iterator[Example]:

@@ -32,9 +32,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.saving import saving
-from pullback.check.spy import spy_on
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,
@@ -43,8 +41,10 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.check.watching.saving import saving
+from pullback.check.watching.spy import spy_on
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.run import cotangent_of, run
+from pullback.judge.run import cotangent_of
 
 RULE = Rule("B854", "unread-saved", "memory", Severity.WASTEFUL, "quick")
 
@@ -159,7 +159,7 @@ def _touched(
     if spy is None:
         raise BackwardFailedError(NotImplementedError("there is no backward to watch"))
     with saving(subject.target, kept.pack, kept.unpack):
-        called = run(spy.target.call, example, subject.names, through_clone=subject.writes_inputs)
+        called = subject.run_other(spy.target.call, example)
     grads = called.pull(subject.cotangents(called), create_graph=create_graph)
     for gradient in grads.values():
         if gradient is not None:
