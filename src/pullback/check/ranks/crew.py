@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from multiprocessing import connection
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -32,13 +31,14 @@ import torch.multiprocessing
 
 from pullback.check.processes.endings import end_of
 from pullback.check.processes.isolate import why_no_fork
+from pullback.check.processes.start import python_calling, started
 from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.said import RankErrors
 from pullback.check.ranks.stuck import EndlessWork, Patience, StuckWatch
 from pullback.check.ranks.whereabouts import AskedRank
-from pullback.check.ranks.worker import HOST, Meeting, live, store_at
+from pullback.check.ranks.worker import HOST, Meeting, live, serve, store_at
 from pullback.errors import first_line
 
 GLANCE = 0.05  # seconds between two looks
@@ -51,7 +51,6 @@ CUT_OFF = ("Connection closed by peer", "Connection reset by peer", "Broken pipe
 
 IMPORTABLE = "define the Function and its inputs where another process can import them"
 SHORT = "close files and end processes that are not needed, or ask for fewer ranks"
-_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, *{meeting}, *{ends})"
 
 
 class RankEnd(Enum):
@@ -219,23 +218,15 @@ class Crew:
         except Exception as error:
             reason = f"it cannot be sent to other processes: {first_line(error)}"
             raise CannotStartError(reason, IMPORTABLE) from None
-        source = str(Path(__file__).resolve().parents[3])
-        found = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._pipes = []
         place, meeting = self._meeting()
         for rank in range(self.size):
             ours, theirs = connection.Pipe()
             life, kept = os.pipe()
             ends = theirs.fileno(), life, self._asked[rank].fileno()
-            code = _MAIN.format(rank=rank, meeting=astuple(meeting), ends=ends)
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=(*ends, meeting.slots),
-                stdin=subprocess.DEVNULL,
-                stdout=self._said[rank].fileno(),
-                stderr=self._said[rank].fileno(),
-                env=os.environ | {"PYTHONPATH": found},
-            )
+            call = python_calling(f"{serve.__module__}.serve", rank, *astuple(meeting), *ends)
+            output = self._said[rank].fileno()
+            process = started(call, (*ends, meeting.slots), output, os.environ)
             theirs.close()
             os.close(life)
             self._lives.append(kept)
