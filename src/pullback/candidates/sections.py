@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pullback.candidates.calling import Called, backward, cotangents_for, forward
 from pullback.candidates.trials import Trial, TrialMaker
+from pullback.candidates.written import written_copy
 from pullback.judge.example import Example, tensors_in
 
 FORWARD, BACKWARD, BOTH_WAYS = "forward", "backward", "both"
@@ -87,7 +88,9 @@ class Caller:
                     self._flush(args)
                 called = self._timed(work, section)
                 section.called.append(called)
-                section.kept.append([_copied(t) for t in called.tensors])
+                section.kept.append(
+                    [None if t is None else written_copy(t) for t in called.tensors]
+                )
         self._waiting = []
         return section
 
@@ -171,10 +174,6 @@ def _poison(like: Sequence[Any]) -> None:
         if t is not None and t.is_floating_point()
     ]
     del kept
-
-
-def _copied(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
 
 
 def _nothing() -> None:
