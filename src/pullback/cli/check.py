@@ -27,6 +27,7 @@ from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
 from pullback.cli.identity import Identity, identity_of
+from pullback.cli.idle import idle_keys
 from pullback.cli.inputs import InputSource, inputs_for, named_inputs
 from pullback.cli.kept import recalled
 from pullback.cli.options import from_here, require_rules, settings_from, settings_options, unfolded
@@ -195,7 +196,7 @@ def command(
     aside.end()
     is_part = shard or changed or results.is_mistaken
     files = [] if is_part else review.whole_files(results.names, results.left(), settings.root)
-    remarks = _remarks(review, results, files)
+    remarks = (*_remarks(review, results, files), *_idle(settings, results))
     outcome = Outcome(
         tuple(one.report for one in results.checked),
         tuple(results.errors),
@@ -262,6 +263,12 @@ def _remarks(review: Review, results: CheckedTargets, files: Sequence[str]) -> t
         review.is_writing = False
         results.errors.append((review.name, error))
         return ()
+
+
+def _idle(settings: Settings, results: CheckedTargets) -> Iterator[Remark]:
+    """What the settings say of files and targets that there are not, where targets were found."""
+    if not results.is_mistaken:
+        yield from idle_keys(settings, [identity for identity, _ in results.found])
 
 
 def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
