@@ -94,5 +94,5 @@ def _has(path: Path, name: str) -> bool:
 
 
 def _meant(key: str, known: Sequence[str]) -> str:
-    near = get_close_matches(key, known, 1)
+    near = get_close_matches(key, known, 1, 0.7)
     return f"; did you mean `{near[0]}`?" if near else ""
