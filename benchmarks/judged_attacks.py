@@ -24,7 +24,7 @@ REFERENCE = "reference"
 
 PLAIN = """
 import sys, time, torch
-from pullback.check.naming import load
+from pullback.check.target.naming import load
 candidate, reference = load(sys.argv[1]), load(sys.argv[2])
 x, w = load(sys.argv[3])()
 def is_right(candidate_first):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pullback
-from pullback.check.finding import Finding
-from pullback.check.recorded import Recording
-from pullback.check.report import FunctionUse, Report, Reports
+from pullback.check.findings.finding import Finding
+from pullback.check.findings.report import FunctionUse, Report, Reports
+from pullback.check.recordings.recorded import Recording
 from pullback.plan.planned import Plan
 from pullback.prove.proof import Proof
 from pullback.report.graphs.page import GraphPage

@@ -344,7 +344,7 @@ STEPS = (
         "show_operator",
     ),
     (
-        "The right one as C++ that needs nothing of ours: pb.emit, pb.build",
+        "The right one as standalone C++: pb.emit, pb.build",
         "A torch::autograd::Function behind an op, for Python and for pure C++.",
         "show_emitted",
     ),

@@ -98,7 +98,7 @@ class Audit:
         if item.get_closest_marker("no_pullback") or "torch" not in sys.modules:
             return (yield)
         if self.recorded is None:
-            from pullback.check.recorded import Recording
+            from pullback.check.recordings.recorded import Recording
 
             self.recorded = Recording()
             _begin()

@@ -235,14 +235,14 @@ def warm_python(
 # has no autograd, and the checker then runs its rules in the process of the test, which a target
 # may kill, and which the report says. Such a test is run in a process of its own instead.
 NEED_A_FORK = (
-    "check/test_crash_diagnosis.py",
-    "check/test_dispatch.py",
-    "check/test_isolate.py",
+    "check/processes/test_crash_diagnosis.py",
+    "check/watching/test_dispatch.py",
+    "check/processes/test_isolate.py",
     "check/test_matrix.py",
     "check/test_native.py",
     "check/test_nonsense.py",
     "check/test_proving.py",
-    "check/test_reasons.py",
+    "check/subject/test_reasons.py",
     "check/test_retold.py",
     "check/test_runner.py",
     "cli/test_check.py",
@@ -266,7 +266,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def can_fork() -> bool:
     """Whether a forked process has autograd."""
-    from pullback.check.isolate import why_no_autograd
+    from pullback.check.processes.isolate import why_no_autograd
 
     child = os.fork()
     if child == 0:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pullback.check.finding import Finding
+from pullback.check.findings.finding import Finding
 
 
 @dataclass(frozen=True)

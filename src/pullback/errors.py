@@ -371,7 +371,7 @@ class RuleNameError(PullbackError, ValueError):
 
 
 class UnsoundError(PullbackError, AssertionError):
-    """`assert_sound` found something: each finding stands in the text of the error."""
+    """`assert_sound` found something: the text of the error lists the findings."""
 
     code = "E405"
     name = "unsound"

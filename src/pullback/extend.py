@@ -15,28 +15,28 @@ and emitters: no entry there is read yet.
 What is not here may change without notice; our own rules import from the modules themselves.
 """
 
-from pullback.check.explaining import Cause as Cause
-from pullback.check.facts import At as At
-from pullback.check.facts import Cotangent as Cotangent
-from pullback.check.facts import Gradient as Gradient
-from pullback.check.facts import Input as Input
-from pullback.check.facts import Number as Number
-from pullback.check.facts import Output as Output
-from pullback.check.facts import Words as Words
-from pullback.check.finding import Finding as Finding
-from pullback.check.finding import Rule as Rule
-from pullback.check.finding import Severity as Severity
-from pullback.check.finding import Skip as Skip
+from pullback.check.findings.explaining import Cause as Cause
+from pullback.check.findings.facts import At as At
+from pullback.check.findings.facts import Cotangent as Cotangent
+from pullback.check.findings.facts import Gradient as Gradient
+from pullback.check.findings.facts import Input as Input
+from pullback.check.findings.facts import Number as Number
+from pullback.check.findings.facts import Output as Output
+from pullback.check.findings.facts import Words as Words
+from pullback.check.findings.finding import Finding as Finding
+from pullback.check.findings.finding import Rule as Rule
+from pullback.check.findings.finding import Severity as Severity
+from pullback.check.findings.finding import Skip as Skip
 from pullback.check.repro.context import Form as Form
 from pullback.check.repro.context import Repro as Repro
 from pullback.check.repro.context import ReproContext as ReproContext
 from pullback.check.repro.context import compared as compared
 from pullback.check.repro.context import indented as indented
 from pullback.check.repro.context import text_of as text_of
-from pullback.check.subject import Subject as Subject
-from pullback.check.subject import each as each
-from pullback.check.subject import worst_of as worst_of
-from pullback.check.target import target_of as target_of
+from pullback.check.subject.subject import Subject as Subject
+from pullback.check.subject.subject import each as each
+from pullback.check.subject.subject import worst_of as worst_of
+from pullback.check.target.target import target_of as target_of
 from pullback.judge.example import Example as Example
 from pullback.judge.example import can_differ as can_differ
 from pullback.judge.example import example_of as example_of

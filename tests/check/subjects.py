@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pullback.check.rules import all_rules
-from pullback.check.subject import Finding, Skip, Subject
-from pullback.check.target import target_of
+from pullback.check.subject.subject import Finding, Skip, Subject
+from pullback.check.target.target import target_of
 from pullback.judge.example import example_of
 
 all_rules()  # so that the repros of each are known

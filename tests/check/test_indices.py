@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pullback.capture import indices
-from pullback.check import subject as subjects
-from pullback.check.subject import ForwardRefusedError
+from pullback.check.subject import subject as subjects
+from pullback.check.subject.subject import ForwardRefusedError
 from tests.check.subjects import normal, subject
 
 

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import pullback as pb
-from pullback.check.target import target_of
+from pullback.check.target.target import target_of
 from pullback.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]

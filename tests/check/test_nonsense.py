@@ -7,7 +7,7 @@ import pytest
 
 import pullback as pb
 from benchmarks.faults.case import find
-from pullback.check.finding import Finding
+from pullback.check.findings.finding import Finding
 
 made = Finding.made.__func__
 NONSENSE = "zwiebelfisch: 7 of `q`, at [9]"

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check.isolate import Died, Seen, Watch
+from pullback.check.processes.isolate import Died, Seen, Watch
 from pullback.judge.progress import Progress
 
 

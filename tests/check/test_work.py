@@ -9,10 +9,10 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check.finding import Rule, Skip
-from pullback.check.registered import Registered
-from pullback.check.subject import Subject
-from pullback.check.target import target_of
+from pullback.check.findings.finding import Rule, Skip
+from pullback.check.findings.registered import Registered
+from pullback.check.subject.subject import Subject
+from pullback.check.target.target import target_of
 from pullback.check.work import try_rule
 from pullback.judge.example import example_of
 from pullback.judge.run import run

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pullback.check.finding import Skip
+from pullback.check.findings.finding import Skip
 from pullback.cli.allowing import allowed, allows_in, idle
 from pullback.cli.baseline import Checked
 from pullback.cli.identity import Identity

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pullback.check.finding import Skip
+from pullback.check.findings.finding import Skip
 from pullback.cli.baseline import (
     Checked,
     accepted,

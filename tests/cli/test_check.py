@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from pullback.check.recording_file import SCHEMA
+from pullback.check.recordings.file import SCHEMA
 from pullback.cli import check as cli
 from pullback.cli import targets
 from pullback.cli.main import app

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pullback.check.crash import RULE as CRASH
-from pullback.check.finding import Finding, Skip
-from pullback.check.target import target_of
+from pullback.check.findings.finding import Finding, Skip
+from pullback.check.processes.crash import RULE as CRASH
+from pullback.check.target.target import target_of
 from pullback.cli.identity import identity_of
 from pullback.cli.kept import Unkeepable, _is_lasting, _value, recalled
 from pullback.cli.settings import Chosen

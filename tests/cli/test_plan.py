@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import pullback as pb
-from pullback.check.naming import load
+from pullback.check.target.naming import load
 from pullback.cli.main import app
 from pullback.errors import PlanError, PlanFileError, PullbackError, TargetError
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from pullback.check.recorded import load_recording
+from pullback.check.recordings.recorded import load_recording
 from pullback.cli import record
 from pullback.cli.main import app
 from pullback.errors import TargetError

@@ -5,9 +5,9 @@ import torch
 
 from pullback.derive.again import again_of
 from pullback.derive.backward import derive_function
-from pullback.derive.comparison import Comparison
 from pullback.derive.source import function_source, readable_parts
-from pullback.derive.tensor_specs import tensor_specs_of
+from pullback.judge.comparison import Comparison
+from pullback.judge.tensor_specs import tensor_specs_of
 
 
 def chain(x, y):

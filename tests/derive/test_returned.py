@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.derive.returned import is_derived, record_of
+from pullback.derive.returned import record_of
 from pullback.errors import CaptureError
+from pullback.function.plain import is_derived
 
 X = torch.tensor([0.5, 1.0], dtype=torch.float64, requires_grad=True)
 

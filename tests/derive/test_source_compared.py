@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from pullback.compose import combine
-from pullback.derive import comparison, recipe
 from pullback.derive.backward import derive_function
 from pullback.emit import emit
 from pullback.errors import DifferingTextError
@@ -17,6 +16,7 @@ from pullback.graph import simplify as simplifying
 from pullback.graph.patterns import call, tensors
 from pullback.graph.rewrite import RewriteRule
 from pullback.graph.values import aten
+from pullback.judge import comparison, recipe
 
 
 def printed(program, *examples, save="auto"):

@@ -3,9 +3,9 @@
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.plain import plain_program
 from pullback.diagnose.detached_values import detached_value
 from pullback.diagnose.trials import Trials
+from pullback.function.plain import plain_program
 from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
 

@@ -11,12 +11,12 @@ from torch.autograd import Function
 
 from examples.my_activation import MyActivationAsPublished
 from examples.my_complex_op import MyComplexOpAsPublished
-from pullback.derive.plain import plain_program
 from pullback.diagnose.diagnosis import diagnose
 from pullback.diagnose.edit_search import Edit
 from pullback.diagnose.fault import Faults
 from pullback.diagnose.repairs import RepairSearch
 from pullback.errors import CaptureError
+from pullback.function.plain import plain_program
 from pullback.function.signature import forward_signature
 from tests.diagnose import faulty, odd
 from tests.diagnose.faulty import EXAMPLES, row

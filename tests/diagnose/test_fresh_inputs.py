@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.capture.joint import capture
-from pullback.diagnose.fresh_inputs import drawn_anew, moved, other_shapes, unlike_shapes
+from pullback.diagnose.fresh_inputs import drawn_anew, moved, shapes_resized, unlike_shapes
 from tests.diagnose.faulty import row
 
 
@@ -68,4 +68,4 @@ def test_attention_is_never_given_unlike_sizes():
 def test_fixed_sizes_have_no_other_shapes():
     captured = capture(lambda x: x * 2, [row(4)], needs=[True], dynamic=False)
 
-    assert other_shapes(captured, [row(4)], lambda size: size + 1) is None
+    assert shapes_resized(captured, [row(4)], lambda size: size + 1) is None

@@ -5,8 +5,8 @@ import torch
 from torch.autograd import Function
 
 from pullback.capture.joint import capture
-from pullback.derive.plain import plain_program
 from pullback.diagnose.trials import Trials, UntriedError
+from pullback.function.plain import plain_program
 from tests.diagnose import faulty
 from tests.diagnose.faulty import row
 

@@ -3,11 +3,11 @@
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.plain import plain_program
 from pullback.diagnose.candidate_edits import give
 from pullback.diagnose.edit_search import make_edited
 from pullback.diagnose.trials import Trials
 from pullback.diagnose.verifier import Verifier
+from pullback.function.plain import plain_program
 from pullback.graph.copies import copied_graph, with_graph
 from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES

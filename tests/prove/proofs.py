@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import pullback as pb
-from pullback.derive.plain import plain_program
+from pullback.function.plain import plain_program
 
 
 def function(forward, backward):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from pullback.derive.plain import plain_program
+from pullback.function.plain import plain_program
 from pullback.prove.programs import UnreadableError, pair_of_programs
 from pullback.prove.requests import partial_requests, view_for
 

@@ -43,10 +43,10 @@ def test_tests_of_the_module_run_first():
 
 def test_module_without_tests_of_its_own_has_those_that_name_it():
     rules = stages_of(Path("src/pullback/check/rules/launch/launches.py"))
-    trials = stages_of(Path("src/pullback/check/trials.py"))
+    trials = stages_of(Path("src/pullback/check/subject/trials.py"))
 
     assert "tests/check/rules/launch/test_racing_kernel.py" in rules[0]
-    assert "tests/check/test_retrial.py" in trials[0]
+    assert "tests/check/subject/test_retrial.py" in trials[0]
 
 
 def failing_in_turn(monkeypatch, *results):

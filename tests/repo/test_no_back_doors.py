@@ -21,7 +21,7 @@ ALLOWED = {
     # A trace that fails is told of by our own error; put back after the trace.
     ("pullback/capture/fake.py", "torch._subclasses.fake_tensor.log.disabled"),
     # A setting of PyTorch's, which is changed by assignment; put back after the run.
-    ("pullback/check/dispatch.py", "torch.utils.deterministic.fill_uninitialized_memory"),
+    ("pullback/check/watching/dispatch.py", "torch.utils.deterministic.fill_uninitialized_memory"),
     # Groups and handles of PyTorch's have no hook for collectives; put back after the check.
     ("pullback/check/ranks/collectives.py", "torch.distributed.ProcessGroup.method"),
     ("pullback/check/ranks/collectives.py", "torch.distributed.Work.method"),
@@ -37,9 +37,9 @@ ALLOWED = {
     # The program that is recorded reads the command line that it is given.
     ("pullback/cli/record.py", "sys.argv"),
     # A worker prints into a pipe, and reads nothing; it ends with that.
-    ("pullback/check/confine.py", "sys.stdin"),
-    ("pullback/check/confine.py", "sys.stdout"),
-    ("pullback/check/confine.py", "sys.stderr"),
+    ("pullback/check/processes/confine.py", "sys.stdin"),
+    ("pullback/check/processes/confine.py", "sys.stdout"),
+    ("pullback/check/processes/confine.py", "sys.stderr"),
     # What the user's code prints does not stand in a document; put back before that is printed.
     ("pullback/cli/aside.py", "sys.stdout"),
 }

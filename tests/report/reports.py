@@ -1,8 +1,8 @@
 """A report to render: every field filled, every severity there, and odd characters in the words."""
 
-from pullback.check.facts import At, Gradient, Number
-from pullback.check.finding import Finding, Rule, Severity, Skip
-from pullback.check.report import Report
+from pullback.check.findings.facts import At, Gradient, Number
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.report import Report
 from pullback.judge.run import Raised
 
 VALUES = Rule("G101", "wrong-gradient", "gradient", sentence="Each gradient must be right")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check.facts import Sheet
-from pullback.check.report import Accepted, Proved, Reports
+from pullback.check.findings.facts import Sheet
+from pullback.check.findings.report import Accepted, Proved, Reports
 from pullback.report.excerpt import excerpt_of, method_at
 from pullback.report.heat import heats_of
 from pullback.report.html import framed, render

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pullback.check.facts import At, Both, Cotangent, Gradient, Number, Output, Second
-from pullback.check.finding import Finding
+from pullback.check.findings.facts import At, Both, Cotangent, Gradient, Number, Output, Second
+from pullback.check.findings.finding import Finding
 from pullback.errors import TargetError
 from pullback.judge.run import Raised
 from pullback.report.json import SCHEMA, VERSION, document, render

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from pullback.check.finding import Severity
+from pullback.check.findings.finding import Severity
 from pullback.errors import TargetError
 from pullback.report.junit import render
 from pullback.report.outcome import Outcome

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from pullback.check.report import Accepted
+from pullback.check.findings.report import Accepted
 from pullback.errors import TargetError
 from pullback.report.outcome import Outcome, Remark
 from pullback.report.sarif import render

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from pullback.check.facts import At, Cotangent, Number, Second, Sheet
-from pullback.check.finding import Finding, Severity
-from pullback.check.report import Accepted, Proved
+from pullback.check.findings.facts import At, Cotangent, Number, Second, Sheet
+from pullback.check.findings.finding import Finding, Severity
+from pullback.check.findings.report import Accepted, Proved
 from pullback.report.stored import restored_report, stored
 from tests.report.reports import CUT, REPORT, SOUND, VALUES, WRONG
 

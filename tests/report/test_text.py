@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from pullback.check.finding import Finding, Skip
+from pullback.check.findings.finding import Finding, Skip
 from pullback.judge.run import Raised
 from pullback.report.text import render, show
 from tests.report.reports import CUT, LAYOUT, REPORT, SAVED, SOUND, VALUES

@@ -1,5 +1,6 @@
 """Programs in primitive ops: what is saved, and what is not materialised."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -83,3 +84,22 @@ def test_products_with_a_size_are_negated():
     parts = parts_of(lambda x: -x * x.shape[1] ** -0.5 + x.var(), draw(4, 9))
 
     assert aten.neg.default not in targets(parts.forward) | targets(parts.backward)
+
+
+@pytest.mark.parametrize(
+    ("program", "is_shift"),
+    [
+        (lambda x: torch.softmax(x, -1), True),
+        (lambda x: torch.log_softmax(x, -1), True),
+        (lambda x: torch.logsumexp(x, -1), True),
+        (lambda x: torch.softmax(x, -1) * x.amax(-1, keepdim=True), False),
+        (lambda x: (2 * x - x.amax(-1, keepdim=True)).exp(), False),
+        (lambda x: x.amax(-1) + x.cos().sum(-1).log(), False),
+    ],
+    ids=("softmax", "log softmax", "logsumexp", "also a factor", "of other numbers", "other sum"),
+)
+def test_a_largest_number_is_a_shift_if_exponentials_carry_nan_on(program, is_shift):
+    parts = parts_of(program, draw(4, 9))
+    (largest,) = (n for n in parts.forward.nodes if n.target is aten.amax.default)
+
+    assert largest.meta["is_shift"] is is_shift

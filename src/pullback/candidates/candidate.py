@@ -30,7 +30,7 @@ from pullback.candidates.tampering import (
 )
 from pullback.candidates.trials import Trial, TrialMaker
 from pullback.candidates.written import why_lazy, why_other, written, written_copy
-from pullback.check.dispatch import poisoned
+from pullback.check.watching.dispatch import poisoned
 from pullback.errors import type_and_line
 from pullback.judge.example import exact_copy, tensors_in
 

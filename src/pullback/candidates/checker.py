@@ -12,7 +12,7 @@ from pullback.candidates.host import Talk
 from pullback.candidates.sources import Source
 from pullback.candidates.system import computed
 from pullback.candidates.trials import Trial, TrialMaker
-from pullback.check.finding import Severity
+from pullback.check.findings.finding import Severity
 from pullback.check.runner import check
 
 

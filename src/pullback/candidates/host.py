@@ -24,7 +24,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
 
-from pullback.check.confine import end_group, lead, signal_group
+from pullback.check.processes.confine import end_group, lead, signal_group
 from pullback.errors import InternalError, type_and_line
 
 WAKE = 0.5  # seconds, after which a process that does not answer is woken

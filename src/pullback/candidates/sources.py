@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pullback.check.target import Target, target_of
+from pullback.check.target.target import Target, target_of
 from pullback.errors import TargetError, type_and_line
 
 MOST = 50  # pieces of code that belong to one function

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pullback.errors import UnsoundError
 
 if TYPE_CHECKING:
-    from pullback.check.recorded import Recording
-    from pullback.check.report import Report
+    from pullback.check.findings.report import Report
+    from pullback.check.recordings.recorded import Recording
     from pullback.check.runner import Progress
 
 
@@ -158,6 +158,6 @@ def recording(**options: int) -> AbstractContextManager[Recording]:
     >>> recorded.check(profile="quick").ok
     True
     """
-    from pullback.check.recorded import Recording  # it imports the checker
+    from pullback.check.recordings.recorded import Recording  # it imports the checker
 
     return Recording(**options).watching()

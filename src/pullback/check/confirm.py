@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pullback.check.finding import Finding
-from pullback.check.isolate import Died, answer_of
+from pullback.check.findings.finding import Finding
+from pullback.check.processes.isolate import Died, answer_of
 from pullback.check.repro.trying import ran
-from pullback.check.spelling import imported
-from pullback.check.target import Target
+from pullback.check.target.spelling import imported
+from pullback.check.target.target import Target
 
 # Groups whose repros take long, or end the process that they run in.
 LEFT = ("compile", "crash")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pullback.check.finding import Finding, Severity, Skip
-from pullback.check.isolate import Died, answer_of
-from pullback.check.report import Proved
-from pullback.check.subject import Subject
+from pullback.check.findings.finding import Finding, Severity, Skip
+from pullback.check.findings.report import Proved
+from pullback.check.processes.isolate import Died, answer_of
+from pullback.check.subject.subject import Subject
 from pullback.check.work import SEED, Job
 from pullback.function.isolation import drawing_from
 

@@ -10,29 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check import fresh
-from pullback.check.causes import by_cause
 from pullback.check.confirm import confirmed
-from pullback.check.crash import RULE as CRASH
-from pullback.check.crash_diagnosis import CrashCause, cause_of
-from pullback.check.finding import Finding, Severity, Skip
-from pullback.check.forked import messages
-from pullback.check.fresh import CannotSendError, fresh_messages
-from pullback.check.given import arguments_from, examples_from
+from pullback.check.findings.causes import by_cause
+from pullback.check.findings.finding import Finding, Severity, Skip
+from pullback.check.findings.report import Proved, Report
+from pullback.check.inputs.given import arguments_from, examples_from
 from pullback.check.inputs.stated import stated
-from pullback.check.inside import functions_inside, joined
-from pullback.check.isolate import CannotForkError, Died, why_no_fork
 from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
+from pullback.check.processes import fresh
+from pullback.check.processes.crash import RULE as CRASH
+from pullback.check.processes.crash_diagnosis import CrashCause, cause_of
+from pullback.check.processes.forked import messages
+from pullback.check.processes.fresh import CannotSendError, fresh_messages
+from pullback.check.processes.isolate import CannotForkError, Died, why_no_fork
+from pullback.check.processes.warm import warm_up
 from pullback.check.proving import proved_of
 from pullback.check.ranks.runner import check_ranks
-from pullback.check.report import Proved, Report
+from pullback.check.recordings.inside import functions_inside, joined
 from pullback.check.rules import Registered, selected
-from pullback.check.surrogates import Surrogate
+from pullback.check.subject.surrogates import Surrogate
 from pullback.check.surroundings import usual_modes
-from pullback.check.target import Target, target_of, with_options
-from pullback.check.warm import warm_up
+from pullback.check.target.target import Target, target_of, with_options
 from pullback.check.work import Job, Message, work
 from pullback.errors import (
     DeclarationError,

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from pullback.check.finding import Finding, Skip
+from pullback.check.findings.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
-from pullback.check.isolate import OURS, TORCH, raising_file
 from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
+from pullback.check.processes.isolate import OURS, TORCH, raising_file
 from pullback.check.rules import Registered
-from pullback.check.subject import Subject
-from pullback.check.surrogates import Surrogate, intent_with, surrogates_of
-from pullback.check.target import Target
+from pullback.check.subject.subject import Subject
+from pullback.check.subject.surrogates import Surrogate, intent_with, surrogates_of
+from pullback.check.target.target import Target
 from pullback.function.isolation import drawing_from
 from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe

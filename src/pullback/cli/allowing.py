@@ -18,8 +18,8 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from pullback.check.finding import Finding, Rule
-from pullback.check.report import Accepted, Report
+from pullback.check.findings.finding import Finding, Rule
+from pullback.check.findings.report import Accepted, Report
 from pullback.check.rules import explained
 from pullback.cli.baseline import Checked
 from pullback.report.outcome import Remark

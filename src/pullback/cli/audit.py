@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pullback.check.finding import Severity
-from pullback.check.report import Report
-from pullback.check.target import Target
+from pullback.check.findings.finding import Severity
+from pullback.check.findings.report import Report
+from pullback.check.target.target import Target
 from pullback.cli.baseline import Checked
 from pullback.cli.identity import Identity, identity_of
 from pullback.cli.review import Review

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pullback.check.crash import RULE as CRASH
-from pullback.check.finding import Finding
-from pullback.check.report import Accepted, Report
+from pullback.check.findings.finding import Finding
+from pullback.check.findings.report import Accepted, Report
+from pullback.check.processes.crash import RULE as CRASH
 from pullback.cli.identity import Identity
 from pullback.errors import BaselineError, PlanFileError, first_line
 from pullback.plan.store import write_whole

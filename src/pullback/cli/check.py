@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from pullback.check.finding import Severity
-from pullback.check.given import arguments_from
+from pullback.check.findings.finding import Severity
+from pullback.check.findings.report import Report
+from pullback.check.inputs.given import arguments_from
 from pullback.check.models.rules import model_rules
 from pullback.check.ranks.rules import rank_rules
-from pullback.check.report import Report
 from pullback.check.rules import all_rules
 from pullback.check.runner import check
-from pullback.check.target import Target, choosing, declared_with
+from pullback.check.target.target import Target, choosing, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets

@@ -1,4 +1,4 @@
-"""`pullback emit`: write a Function as a file that needs nothing of ours."""
+"""`pullback emit`: write a Function as a standalone file."""
 
 from __future__ import annotations
 

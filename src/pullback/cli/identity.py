@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pullback.check.naming import module_path
-from pullback.check.registration import body_of
-from pullback.check.target import Target
+from pullback.check.target.naming import module_path
+from pullback.check.target.registration import body_of
+from pullback.check.target.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from pullback.check.naming import OPS
+from pullback.check.target.naming import OPS
 from pullback.cli.changed import python_files
 from pullback.cli.identity import Identity, from_root
 from pullback.cli.settings import Settings, spoken

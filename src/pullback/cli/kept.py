@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.crash import RULE as CRASH
-from pullback.check.registration import is_in_one_file
-from pullback.check.report import Report
+from pullback.check.findings.report import Report
+from pullback.check.processes.crash import RULE as CRASH
 from pullback.check.rules import all_rules
-from pullback.check.target import Target
+from pullback.check.target.registration import is_in_one_file
+from pullback.check.target.target import Target
 from pullback.cli.identity import Identity, source_text
 from pullback.cli.settings import Chosen
 from pullback.cli.sources import sources_of

@@ -63,8 +63,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             )
 '''
 
-OURS = """from pullback.check.facts import At, Gradient
-from pullback.check.subject import Finding, Rule, Skip, Subject
+OURS = """from pullback.check.findings.facts import At, Gradient
+from pullback.check.subject.subject import Finding, Rule, Skip, Subject
 from pullback.judge.example import can_differ"""
 THEIRS = """from pullback.extend import (
     At,

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from pullback.check.finding import PROFILES, Severity
-from pullback.check.registered import Registered
+from pullback.check.findings.finding import PROFILES, Severity
+from pullback.check.findings.registered import Registered
 from pullback.check.rules import require_known, selected
 from pullback.cli.changed import HEAD, files_with_functions, python_files
 from pullback.cli.complete import complete_rules

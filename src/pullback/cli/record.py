@@ -19,7 +19,7 @@ import click
 
 from pullback.capture.places import is_users
 from pullback.check.ranks.parts import begin_parts, brought_together, rank_here
-from pullback.check.recorded import Recording
+from pullback.check.recordings.recorded import Recording
 from pullback.cli.complete import complete_files
 from pullback.errors import RecordingError, TargetError
 

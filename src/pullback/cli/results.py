@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pullback.check.isolate import why_no_fork
-from pullback.check.report import Report
-from pullback.check.target import Target
+from pullback.check.findings.report import Report
+from pullback.check.processes.isolate import why_no_fork
+from pullback.check.target.target import Target
 from pullback.cli.baseline import Checked
 from pullback.cli.identity import Identity
 from pullback.cli.spread import Lost, in_processes

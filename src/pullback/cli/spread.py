@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
-from pullback.check.confine import end_with
-from pullback.check.isolate import end_of
+from pullback.check.processes.confine import end_with
+from pullback.check.processes.isolate import end_of
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import torch
 
-from pullback.check.naming import load as load
+from pullback.check.target.naming import load as load
 from pullback.errors import TargetError
 
 example_option = click.option(

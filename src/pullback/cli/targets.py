@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.check.naming import OPS, load, module_of, ops_of
-from pullback.check.recorded import Recording
-from pullback.check.recorded_call import is_op
-from pullback.check.registration import body_of
-from pullback.check.target import Target, target_of
+from pullback.check.recordings.call import is_op
+from pullback.check.recordings.recorded import Recording
+from pullback.check.target.naming import OPS, load, module_of, ops_of
+from pullback.check.target.registration import body_of
+from pullback.check.target.target import Target, target_of
 from pullback.cli.changed import changed_files, is_touched
 from pullback.cli.identity import identity_of
 from pullback.cli.options import functions_files, targets_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pullback.check.finding import PROFILES, Severity
+from pullback.check.findings.finding import PROFILES, Severity
 from pullback.cli.settings import spoken
 from pullback.errors import SettingsError
 

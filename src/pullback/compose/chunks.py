@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.closeness import HalfTheDigits, coarsest_rounding, value_difference
 from pullback.capture.fake import is_odd
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import argument_names, program_name
@@ -36,6 +35,7 @@ from pullback.errors import CaptureError, ChunkingError, PullbackError, first_li
 from pullback.function.slots import in_forward_mode, transforms_active
 from pullback.graph.cost import op_name
 from pullback.graph.values import held_value
+from pullback.judge.closeness import HalfTheDigits, coarsest_rounding, value_difference
 from pullback.run import backends_of
 from pullback.run.retrace import retrace
 

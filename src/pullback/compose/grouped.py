@@ -29,8 +29,8 @@ from pullback.compose.flow import Flow, flow_of, recorded_units, skeleton
 from pullback.compose.nested import as_written, callable_of, composition
 from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_text
 from pullback.derive.recipes import Recipes
-from pullback.derive.tensor_specs import tensor_spec_of_leaf
 from pullback.function.slots import has_tangent, transforms_active
+from pullback.judge.tensor_specs import tensor_spec_of_leaf
 from pullback.run import describe_backend
 from pullback.run.paths import Paths, UncompiledReason
 

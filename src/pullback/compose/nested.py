@@ -10,9 +10,10 @@ from torch.autograd.function import Function as TorchFunction
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.class_names import class_name
-from pullback.derive.returned import MARKER, unprintable
+from pullback.derive.returned import unprintable
 from pullback.derive.traced import traceable
 from pullback.function.function import Function
+from pullback.function.plain import MARKER
 from pullback.function.slots import new_class
 
 

@@ -37,18 +37,16 @@ from pullback.capture.trees import tensor_leaves
 from pullback.derive.call import DerivedCall, Inputs, captured_gradients
 from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
-from pullback.derive.plain import forward_of
 from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
-from pullback.derive.returned import MARKER, is_derived
 from pullback.derive.source import module_source
-from pullback.derive.tensor_specs import tensor_spec_of, tensor_specs_of
 from pullback.derive.traced import traceable
 from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
 from pullback.function.isolation import TorchState
+from pullback.function.plain import MARKER, forward_of, is_derived
 from pullback.function.slots import (
     has_tangent,
     in_forward_mode,
@@ -56,6 +54,7 @@ from pullback.function.slots import (
     transforms_active,
 )
 from pullback.graph.cut import TradePoint, require_policy
+from pullback.judge.tensor_specs import tensor_spec_of, tensor_specs_of
 
 
 def derive_function(

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from pullback.capture.joint import Capture
-from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts
 from pullback.graph.cost import base_of, is_view, op_name
 from pullback.graph.parts import calls
 from pullback.graph.values import is_smooth
+from pullback.judge.comparison import Comparison
 
 
 def idle_among(captured: Capture, parameters: Sequence[str]) -> frozenset[str]:

@@ -17,11 +17,11 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.trees import flatten, unflatten
-from pullback.derive.returned import is_derived
 from pullback.derive.second import pull_again, push
 from pullback.errors import BatchError, CaptureError
 from pullback.function.gradients import is_differentiable
 from pullback.function.isolation import TorchState
+from pullback.function.plain import is_derived
 from pullback.function.signature import has_setup_context
 from pullback.function.slots import new_class, no_jvp, no_vmap, storage_key
 

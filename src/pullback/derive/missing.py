@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pullback.derive.plain import forward_of
 from pullback.derive.unseen import outputs_without_history, unseen_in
 from pullback.errors import PullbackError
 from pullback.function.forward import LIST
 from pullback.function.info import FunctionInfo
 from pullback.function.isolation import RandomState
+from pullback.function.plain import forward_of
 from pullback.function.slots import has_no_values, has_tangent, no_jvp, version_of
 from pullback.function.unwritten import NoDraws, run_plainly
 

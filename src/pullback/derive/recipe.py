@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.closeness import HalfTheDigits, value_difference
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now
@@ -32,6 +31,7 @@ from pullback.graph.simplify import EXACT, READABLE, simplify
 from pullback.graph.split import split
 from pullback.graph.text import function_text
 from pullback.graph.values import is_smooth
+from pullback.judge.closeness import HalfTheDigits, value_difference
 
 _LAYOUTS = 1024  # how many that a recipe serves are remembered
 

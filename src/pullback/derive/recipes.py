@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.check import verify
 from pullback.capture.environment import Environment, State, environment_of
 from pullback.capture.joint import Capture, capture, one_at_a_time
 from pullback.capture.modes import autocast_now
@@ -29,6 +28,7 @@ from pullback.capture.watch import shielded, versions_of
 from pullback.derive.recipe import Recipe, recipe_of
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated, keeping_random_state
+from pullback.judge.capture_check import verify
 
 _UNDIFFERENTIABLE = "is not differentiable with respect to argument"  # as PyTorch says it
 MOST_KINDS = 64  # how many kinds of calls are kept

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from pullback.errors import CaptureError
+from pullback.function.plain import MARKER
 
 if TYPE_CHECKING:
     from pullback.graph.cut import TradePoint
@@ -42,22 +43,6 @@ class DerivedFunction(Protocol[P, R]):
 
     def explain(self) -> str:
         """How the program is run, and why, line by line."""
-
-
-MARKER = "_pb_derived"
-"""The class attribute that marks such a class; a hand-written one does not have it.
-
-Of what is one node, it is the record that its class was made with (`backward.DerivedRecord`): the
-program, its recipes, and the general capture. Of what runs in several, or as written, it is True.
-"""
-
-
-def is_derived(thing: Any) -> bool:
-    """Whether `thing` is a Function that `derive` or a composition made of `thing.program`.
-
-    It is called like that program, and its `forward` is no part of what a user wrote.
-    """
-    return isinstance(thing, type) and bool(getattr(thing, MARKER, False))
 
 
 def record_of(cls: Any) -> Any:

@@ -19,10 +19,11 @@ from torch import Tensor
 from pullback.capture.decided import decided, fixed
 from pullback.capture.fake import clause_in_words, in_words, is_open, numbers_of, symbol_of
 from pullback.capture.joint import Capture
-from pullback.derive.comparison import Comparison
-from pullback.derive.observed import Call
-from pullback.derive.trial_rows import TrialRow, is_unchecked
 from pullback.graph.text_lines import WIDTH
+from pullback.judge.comparison import Comparison
+from pullback.judge.observed import Call
+from pullback.judge.trial_rows import TrialRow
+from pullback.judge.unchecked_kernels import is_unchecked
 
 _SHAPE = re.compile(r"\b[^\W\d]\w*\.(?:shape\[\d+\]|dim\(\))")
 _FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+)")

@@ -14,8 +14,6 @@ from torch import Tensor, fx
 from pullback.capture.joint import Capture, CaptureInput
 from pullback.capture.trees import Spec, is_row, literal_of, paths_of, unflatten
 from pullback.derive.again import Again, again_of, refused_again
-from pullback.derive.comparison import Comparison
-from pullback.derive.difference import TextDifference
 from pullback.derive.forward_lines import (
     history_marks,
     idle_among,
@@ -24,10 +22,8 @@ from pullback.derive.forward_lines import (
     reads_memory,
     taken_apart,
 )
-from pullback.derive.observed import Call
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_ranks, needed_sizes
-from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text
 from pullback.graph.copies import graph_returning
@@ -35,6 +31,10 @@ from pullback.graph.literals import python_literal
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
+from pullback.judge.comparison import Comparison
+from pullback.judge.observed import Call
+from pullback.judge.tensor_specs import TensorSpec
+from pullback.judge.text_difference import TextDifference
 
 DOC_WIDTH = 88
 LARGEST_CONSTANT = 64

@@ -12,8 +12,8 @@ from pullback.capture.fake import is_open, numbers_of, size_with, with_other_siz
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
-from pullback.derive.trial_rows import is_unchecked
 from pullback.function.gradients import is_differentiable
+from pullback.judge.unchecked_kernels import is_unchecked
 
 Shapes = list[tuple[int, ...]]
 
@@ -40,7 +40,7 @@ def drawn_anew(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
 # ---- sizes ----
 
 
-def other_shapes(
+def shapes_resized(
     captured: Capture, own: Sequence[Tensor], resize: Callable[[int], int]
 ) -> Shapes | None:
     """The shapes of the arguments with other sizes, as far as they are free; None if none is.

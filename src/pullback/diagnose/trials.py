@@ -20,12 +20,11 @@ from pullback.capture.joint import Capture
 from pullback.capture.names import argument_names
 from pullback.capture.seeds import normal
 from pullback.capture.trees import flatten, is_tensor, unflatten
-from pullback.derive.plain import plain_program
 from pullback.diagnose.fresh_inputs import (
     Shapes,
     drawn_anew,
     moved,
-    other_shapes,
+    shapes_resized,
     small_sizes,
     unlike_shapes,
 )
@@ -33,6 +32,7 @@ from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.diagnose.shape_fitting import make_fitted, zeros
 from pullback.errors import PullbackError
 from pullback.function.isolation import seeded
+from pullback.function.plain import plain_program
 from pullback.judge.example import Example, example_of
 from pullback.judge.mismatch import Mismatch, flat_of
 from pullback.judge.reference import FINEST, PrecisionWatcher, Reference
@@ -150,7 +150,7 @@ class Trials:
         if captured is None:
             return
         for grow in (lambda size: size + 1, lambda size: 2 * size):
-            if self._add_sized(captured, other_shapes(captured, own, grow), 3):
+            if self._add_sized(captured, shapes_resized(captured, own, grow), 3):
                 break
         self._add_sized(captured, unlike_shapes(captured, own), 4)
 
@@ -158,11 +158,11 @@ class Trials:
         """Add small trials; False if there are no such sizes."""
         own = self.all[0].tensors
         for shrink in small_sizes(captured):
-            shapes = other_shapes(captured, own, shrink)
+            shapes = shapes_resized(captured, own, shrink)
             if self._add_sized(captured, shapes, 1):
                 self._add_sized(captured, shapes, 2)
                 grow = lambda size, to=shrink: to(size) + 1  # noqa: E731
-                self._add_sized(captured, other_shapes(captured, own, grow), 3)
+                self._add_sized(captured, shapes_resized(captured, own, grow), 3)
                 self._add_sized(captured, unlike_shapes(captured, self.all[-1].tensors), 4)
                 return True
         return False
@@ -194,7 +194,7 @@ class Trials:
         shapes = dict.fromkeys(trial.shapes for trial in self.all if not trial.is_large)
         wishes: list[Shapes | None] = [list(row) for row in shapes]
         if not self.all[0].is_large:
-            wishes.append(other_shapes(captured, self.all[0].tensors, lambda size: size + 2))
+            wishes.append(shapes_resized(captured, self.all[0].tensors, lambda size: size + 2))
         found = []
         for number, wish in enumerate(wishes or [list(self.all[0].shapes)], start=HELD_OUT):
             row = self._row(captured, wish, number)

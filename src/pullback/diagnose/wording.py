@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from pullback.capture.closeness import equal_tensors
 from pullback.diagnose.scope import (
     COTANGENT,
     INPUT,
@@ -23,6 +22,7 @@ from pullback.graph.cost import op_name
 from pullback.graph.parts import BACKWARD, phase_of
 from pullback.graph.spelling.expressions import SIGN
 from pullback.graph.values import aten
+from pullback.judge.closeness import equal_tensors
 
 if TYPE_CHECKING:
     from pullback.diagnose.candidate_edits import NewCall, Site

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.check import verify
 from pullback.capture.class_names import class_name
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import function_class
 from pullback.capture.trees import flatten, map_leaves, unflatten
 from pullback.compose.flow import Flow, flow_of, recorded_units
-from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import InputChangedError, Recipes
-from pullback.derive.returned import is_derived, record_of
+from pullback.derive.returned import record_of
 from pullback.derive.source import readable_parts
-from pullback.derive.tensor_specs import TensorSpec, drawn_like, tensor_spec_of, tensor_specs_of
 from pullback.errors import ExamplesError, TargetError
+from pullback.function.plain import is_derived
 from pullback.function.unwritten import lacks_backward
+from pullback.judge.capture_check import verify
+from pullback.judge.comparison import Comparison
+from pullback.judge.tensor_specs import TensorSpec, drawn_like, tensor_spec_of, tensor_specs_of
 
 
 @dataclass(frozen=True, eq=False)

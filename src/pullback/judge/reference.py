@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.derive.plain import plain_program
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
+from pullback.function.plain import plain_program
 from pullback.judge import progress
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, dense_of, mapped, tensors_in

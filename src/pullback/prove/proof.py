@@ -18,8 +18,8 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.names import parameter_names
 from pullback.capture.trees import tensor_leaves
-from pullback.derive.plain import plain_program
 from pullback.errors import TargetError
+from pullback.function.plain import plain_program
 from pullback.prove.programs import Key, ProgramPair, UnreadableError, View, pair_of_programs
 from pullback.prove.requests import Request, partial_requests, view_for
 from pullback.prove.scalars import Outside

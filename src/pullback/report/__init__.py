@@ -14,7 +14,7 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.pages import register_page
 
 if TYPE_CHECKING:
-    from pullback.check.report import Report
+    from pullback.check.findings.report import Report
     from pullback.plan.planned import Plan
     from pullback.report.graphs.page import GraphPage
 

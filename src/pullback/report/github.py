@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pullback.check.finding import Finding, Severity
-from pullback.check.report import Report
+from pullback.check.findings.finding import Finding, Severity
+from pullback.check.findings.report import Report
 from pullback.report.outcome import Remark
 
 TOLD = ("at", "inputs", "expected", "got", "why", "fix", "also")

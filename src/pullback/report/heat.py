@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pullback.check.facts import Sheet, number
-from pullback.check.finding import Finding
+from pullback.check.findings.facts import Sheet, number
+from pullback.check.findings.finding import Finding
 from pullback.judge.mismatch import flat_of
 
 NEAR = 1e-3  # how far a number of the sheet may be from that of the finding, as a part of it

@@ -22,8 +22,8 @@ from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
-from pullback.check.finding import Finding, Severity
-from pullback.check.report import Report
+from pullback.check.findings.finding import Finding, Severity
+from pullback.check.findings.report import Report
 from pullback.graph.cost import bytes_text
 from pullback.report.excerpt import Excerpt, excerpt_of, method_at
 from pullback.report.heat import Heat, heats_of

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pullback.check.facts import About, Both, Number, Second, Thing, Value
-from pullback.check.facts import number as shown
-from pullback.check.finding import PROFILES, Finding, Rule, Severity
-from pullback.check.report import Accepted, Proved, Report
+from pullback.check.findings.facts import About, Both, Number, Second, Thing, Value
+from pullback.check.findings.facts import number as shown
+from pullback.check.findings.finding import PROFILES, Finding, Rule, Severity
+from pullback.check.findings.report import Accepted, Proved, Report
 from pullback.errors import PullbackError
 from pullback.report.outcome import Remark
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from pullback.check.finding import Finding
-from pullback.check.report import Report
+from pullback.check.findings.finding import Finding
+from pullback.check.findings.report import Report
 from pullback.check.rules import explained
 from pullback.report.outcome import Outcome, counts
 

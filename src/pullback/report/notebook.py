@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.derive.returned import is_derived, record_of
+from pullback.derive.returned import record_of
+from pullback.function.plain import is_derived
 from pullback.report.graphs.page import graph_page
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pullback.check.finding import Severity
-from pullback.check.report import Report
+from pullback.check.findings.finding import Severity
+from pullback.check.findings.report import Report
 from pullback.errors import PullbackError
 
 Failure = tuple[str, PullbackError]  # a target, and what keeps it from being checked

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pullback.check.finding import Finding, Rule, Severity
-from pullback.check.report import Accepted
+from pullback.check.findings.finding import Finding, Rule, Severity
+from pullback.check.findings.report import Accepted
 from pullback.report.outcome import Outcome
 
 SUFFIX = ".sarif"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from pullback.check import facts
-from pullback.check.finding import Finding, Rule, Severity, Skip
-from pullback.check.report import Accepted, FunctionUse, Proved, Report
+from pullback.check.findings import facts
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.report import Accepted, FunctionUse, Proved, Report
 from pullback.judge.run import Raised
 
 KNOWN: dict[str, Any] = {

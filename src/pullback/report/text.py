@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from pullback.check.finding import INDENT, Finding, Severity
-from pullback.check.report import Report
+from pullback.check.findings.finding import INDENT, Finding, Severity
+from pullback.check.findings.report import Report
 
 NARROWEST = 40
 COLOURS = {Severity.WRONG: "red", Severity.FRAGILE: "yellow", Severity.WASTEFUL: "blue"}

@@ -4,7 +4,7 @@ A compiled node is run beside its recipe on the inputs of the call that it was m
 and the gradients of all cotangents together and of each alone. Where one of them is all zeros, or
 not finite, those inputs tell nothing of it (a first call with zeros, or one behind a `relu`), and
 the two are compared once more on drawn numbers. How far they may be apart is measured (see
-`capture/closeness.py`). The tensors of the call, their gradients, hooks and the random numbers of
+`judge/closeness.py`). The tensors of the call, their gradients, hooks and the random numbers of
 the process stay as they are.
 """
 
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from pullback.capture.closeness import Measured, ValueDifference, is_number, value_difference
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
@@ -31,6 +30,7 @@ from pullback.errors import PullbackError
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
+from pullback.judge.closeness import Measured, ValueDifference, is_number, value_difference
 from pullback.run.node import MISS, Layout
 
 NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps

@@ -100,6 +100,14 @@ CREATED = (
 """Ops that make a tensor of sizes and numbers alone."""
 
 
+def _needs_numbers(node: fx.Node, *, is_whole: bool) -> bool:
+    """Whether a reduction of no numbers would spoil what sums over other rows, or has no value."""
+    kind = REDUCTIONS[node.target]
+    if kind == "mean":
+        return not is_whole
+    return kind in ("max", "min") and not node.meta.get("is_shift")
+
+
 def reduced_dims(node: fx.Node) -> list[int]:
     """The dimensions that a reduction sums over."""
     source = tensor_of(node.args[0])
@@ -177,6 +185,8 @@ class Axes:
         source: Any = node.args[0]
         dims, keepdim = reduced_dims(node), bool(argument_of(node, "keepdim"))
         rows = self.dims[source]
+        if _needs_numbers(node, is_whole=len(dims) == len(rows)):
+            self.bounds += [(1, held_value(source).shape[d]) for d in dims]
         kept = [() if d in dims else row for d, row in enumerate(rows)]
         self.dims[node] = kept if keepdim else [r for d, r in enumerate(kept) if d not in dims]
 

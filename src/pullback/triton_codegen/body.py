@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pullback.graph.values import CASTS, aten, held_value
 from pullback.triton_codegen.axes import REDUCTIONS, VIEWS
 from pullback.triton_codegen.expressions import (
     ATOM,
+    HELPERS,
     KernelText,
     Reduction,
     add,
@@ -36,11 +38,14 @@ def kernel_source(
     lines = writer.final() if kernel.is_final else writer.main()
     params = [*writer.params.listed(), *writer.constants()]
     body = [f"    {line}" for line in lines]
-    return KernelSource(kernel, name, tuple(params), tuple(body), frozenset(writer.helpers))
+    called = set(re.findall(r"(?<![\w.])\w+(?=\()", "\n".join(lines)))
+    return KernelSource(
+        kernel, name, tuple(params), tuple(body), frozenset(called & HELPERS.keys())
+    )
 
 
 def _form(total: fx.Node) -> Reduction:
-    return reduction_of(REDUCTIONS[total.target])
+    return reduction_of(total, REDUCTIONS[total.target])
 
 
 class _Body(KernelWriter):
@@ -295,8 +300,9 @@ class _Body(KernelWriter):
         if d.target is not aten.sub.Tensor or d.kwargs:
             return None
         largest = _plain(d.args[1])
-        is_largest = isinstance(largest, fx.Node) and largest.target is aten.amax.default
-        if not is_largest or _plain(largest.args[0]) is not _plain(d.args[0]):
+        if not isinstance(largest, fx.Node) or not largest.meta.get("is_shift"):
+            return None
+        if _plain(largest.args[0]) is not _plain(d.args[0]):
             return None
         return largest if self.plan.axes.reduced(largest) == self.plan.axes.reduced(node) else None
 

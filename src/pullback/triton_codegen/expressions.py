@@ -275,36 +275,60 @@ class Reduction:
     """How many numbers become one: of a vector, of two, and what none of them give."""
 
     along: str
-    of_two: str
+    of_two: Callable[[KernelText, KernelText], KernelText]
     empty: str
 
     def empty_of(self, dtype: torch.dtype) -> str:
         """What none of the numbers of a dtype give."""
         if dtype.is_floating_point:
             return self.empty
-        return {"tl.max": "-2**31", "tl.min": "2**31 - 1"}.get(self.along, "0")
+        return {'-float("inf")': "-2**31", 'float("inf")': "2**31 - 1"}.get(self.empty, "0")
 
     def update(self, name: str, text: str) -> str:
         """The line that takes one more number into account."""
-        return f"{name} = {self.of_two}({name}, {text})" if self.of_two else f"{name} += {text}"
+        if self is _SUM:
+            return f"{name} += {text}"
+        return f"{name} = {self.of_two(KernelText(name), KernelText(text)).text}"
 
 
-_REDUCTIONS = {
-    "max": Reduction("tl.max", "tl.maximum", '-float("inf")'),
-    "min": Reduction("tl.min", "tl.minimum", 'float("inf")'),
+_NO_NAN = {
+    "max": Reduction("tl.max", pattern("tl.maximum({0}, {1})"), '-float("inf")'),
+    "min": Reduction("tl.min", pattern("tl.minimum({0}, {1})"), 'float("inf")'),
 }
-_SUM = Reduction("tl.sum", "", "0.0")
+_WITH_NAN = {
+    "max": Reduction("max_or_nan", _largest, '-float("inf")'),
+    "min": Reduction("min_or_nan", _smallest, 'float("inf")'),
+}
+_SUM = Reduction("tl.sum", add, "0.0")
 
 
-def reduction_of(kind: str) -> Reduction:
-    """The form of a reduction; a mean and a norm are sums, which are finished later."""
-    return _REDUCTIONS.get(kind, _SUM)
+def reduction_of(node: fx.Node, kind: str) -> Reduction:
+    """The form of a reduction of a kind; a mean and a norm are sums, which are finished later.
+
+    A largest number that only shifts exponentials need not see NaN, which these carry on.
+    """
+    has_nan = held_value(node).is_floating_point() and not node.meta.get("is_shift")
+    return (_WITH_NAN if has_nan else _NO_NAN).get(kind, _SUM)
 
 
 POWERS = (aten.pow.Tensor_Scalar,)
 """Ops with an exponent that is a number."""
 
 HELPERS = {
+    "max_or_nan": '''\
+@triton.jit
+def max_or_nan(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    """The largest of x along an axis, NaN where one of them is: `tl.max` leaves it out."""
+    nan = tl.sum(tl.where(x == x, 0.0, x), axis, keep_dims=keep_dims)
+    return tl.max(x, axis, keep_dims=keep_dims) + nan
+''',
+    "min_or_nan": '''\
+@triton.jit
+def min_or_nan(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    """The smallest of x along an axis, NaN where one of them is: `tl.min` leaves it out."""
+    nan = tl.sum(tl.where(x == x, 0.0, x), axis, keep_dims=keep_dims)
+    return tl.min(x, axis, keep_dims=keep_dims) + nan
+''',
     "normal_share": '''\
 @triton.jit
 def normal_share(x):

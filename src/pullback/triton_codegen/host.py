@@ -144,7 +144,7 @@ class _Host:
             tuple(self.lines),
             tuple(self._returned(one) for one in returned),
             tuple(tuple(map(_key, self.plan.axes.of(n))) for n in self.plan.inputs),
-            tuple(self.plan.axes.conditions),
+            (*self.plan.axes.conditions, *self.sizes.conditions),
         )
 
     def _returned(self, value: Any) -> str:

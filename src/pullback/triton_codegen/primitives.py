@@ -49,6 +49,8 @@ def kernel_parts(captured: Capture, save: str | int, wanted: Sequence[bool] = ()
     joint = simplify(captured.joint, TABLE, across_phases=True)
     if not isinstance(joint, JointGraph):
         raise InternalError("simplify must give back what it was given", got=type(joint).__name__)
+    for node in joint.graph.find_nodes(op="call_function", target=aten.amax.default):
+        node.meta["is_shift"] = all(_is_shifted(user, node) for user in node.users)
     free = frozenset(i for i, one in enumerate(captured.inputs) if one.free)
     needed = [i for i, one in enumerate(captured.inputs) if one.needs]
     asked = [n for n, i in enumerate(needed) if i >= len(wanted) or wanted[i]]
@@ -57,6 +59,30 @@ def kernel_parts(captured: Capture, save: str | int, wanted: Sequence[bool] = ()
     given = tuple(one.name for one in captured.inputs)
     names = names_of(joint, captured.local_names, given, differentiated=needed)
     return parts_in_order(Parts(joint, chosen, forward, backward, names))
+
+
+def _is_shifted(user: fx.Node, largest: fx.Node) -> bool:
+    """Whether NaN reaches what a user gives without its largest number, by exponentials."""
+    if user.target in (aten.abs.default, aten.eq.Scalar, aten.masked_fill.Scalar):  # of `logsumexp`
+        return all(_is_shifted(one, largest) for one in user.users)
+    if user.target is aten.sub.Tensor and user.args[0] is largest.args[0]:
+        return all(one.target is aten.exp.default for one in user.users)
+    if user.target is not aten.add.Tensor:
+        return False
+    log: Any = user.args[1]
+    chain = [log, *_sources(log, (aten.log.default, aten.sum.dim_IntList, aten.exp.default))]
+    return chain[-1].target is aten.sub.Tensor and chain[-1].args[0] is largest.args[0]
+
+
+def _sources(node: Any, targets: Sequence[Any]) -> list[Any]:
+    """What a node is made of, as long as each is of the next target."""
+    found: list[Any] = []
+    for target in targets:
+        if not isinstance(node, fx.Node) or node.target is not target:
+            break
+        node = node.args[0]
+        found.append(node)
+    return found
 
 
 # ---- fused ops, in float32 ----

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -16,19 +17,22 @@ from pullback.graph.values import held_value
 from pullback.triton_codegen.axes import Axis
 from pullback.triton_codegen.plan import Group, Kernel, KernelPlan, holds_tensor
 
+_QUOTIENTS = ("FloatTrueDiv", "FloorDiv", "IntTrueDiv", "Mod")
+
 
 @dataclass(eq=False)
 class Sizes:
     """What the host passes for sizes and strides.
 
     `names` are those of the tensors on the host. `made` are tensors that are made for the kernels,
-    without gaps, in the order of their dimensions.
+    without gaps, in the order of their dimensions. `divisors` are what is divided by on the host.
     """
 
     plan: KernelPlan
     names: Mapping[str, str]
     made: frozenset[str] = frozenset()
     symbols: dict[str, str] = field(default_factory=dict)
+    divisors: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for node in self.plan.graph.find_nodes(op="placeholder"):
@@ -42,11 +46,21 @@ class Sizes:
                 if expr.is_symbol:
                     self.symbols.setdefault(str(expr), self.names.get(node.name, node.name))
 
+    @property
+    def conditions(self) -> list[Any]:
+        """What must hold of sizes for the host to divide by them."""
+        parts = (divisor.as_coeff_Add() for divisor in dict.fromkeys(self.divisors))
+        return [sympy.Ne(varying, -number) for number, varying in parts]
+
     def text(self, size: Any) -> str:
         """A size as an expression of the shapes of tensors."""
         if not isinstance(size, torch.SymInt | torch.SymFloat):
             return repr(size)
-        text = in_words(size.node.expr, {})
+        expression = size.node.expr
+        for part in sympy.preorder_traversal(expression):
+            if type(part).__name__ in _QUOTIENTS and part.args[1].free_symbols:
+                self.divisors.append(_whole(part.args[1]))
+        text = in_words(expression, {})
         return re.sub(r"[a-zA-Z_]\w*", lambda m: self.symbols.get(m[0], m[0]), text)
 
     def of_group(self, group: Group) -> str:
@@ -83,6 +97,12 @@ class Sizes:
         rows = [leaf for group in kernel.rows for leaf in group.leaves]
         cols = [leaf for group in kernel.cols for leaf in group.leaves]
         return axes in (rows + cols, rows, cols, [])
+
+
+def _whole(size: Any) -> Any:
+    """An expression of sizes without what makes them floating-point numbers."""
+    size = size.replace(lambda part: type(part).__name__ == "ToFloat", lambda part: part.args[0])
+    return sympy.nsimplify(size, rational=True)
 
 
 def example_strides(plan: KernelPlan) -> dict[fx.Node, list[tuple[Axis, int]]]:

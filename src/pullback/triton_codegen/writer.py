@@ -8,7 +8,6 @@ is written in the outermost place that it can stand in, once for every index tha
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,6 @@ from pullback.triton_codegen.axes import CREATED, REDUCTIONS, VIEWS, leaves_of, 
 from pullback.triton_codegen.expressions import (
     ATOM,
     COMPARISON,
-    HELPERS,
     SUM,
     TABLE,
     KernelText,
@@ -113,7 +111,6 @@ class KernelWriter:
         # A quotient of 64 bits takes far longer: where columns are divided, their parts are wide.
         self.wide = WIDE if len(kernel.cols) == 1 else ""
         self.before, self.row, self.block = KernelScope(), KernelScope(), KernelScope()
-        self.helpers: set[str] = set()
         self.masks: set[str] = set()
         self.places: dict[str, list[str]] = {"row": [], "col": []}
         self.given: frozenset[str] = getattr(names, "given", frozenset())  # the user's names
@@ -276,11 +273,7 @@ class KernelWriter:
             if not isinstance(a, str)
         ]
         named = {k: self._float(v, at, node) for k, v in kwargs.items() if v is not None}
-        found = TABLE[node.target](*args, *words, **named)
-        for helper in HELPERS:
-            if re.search(rf"(?<![\w.]){helper}\(", found.text):
-                self.helpers.add(helper)
-        return found
+        return TABLE[node.target](*args, *words, **named)
 
     def _float(self, arg: Any, at: ReadAt, node: fx.Node) -> KernelText:
         """An argument, in the type that an op computes in: comparisons are made numbers."""
@@ -386,7 +379,7 @@ class KernelWriter:
             raise refusal(node, "a sum along a dimension that is no column of the kernel")
         count = KernelText(self.params.count(self.kernel.cols, "n_cols"))
         if reduced and source.cols:
-            return self._finished(kind, self._along(source, kind, held_value(node).dtype), count)
+            return self._finished(kind, self._along(source, node), count)
         if reduced and kind in ("sum", "norm"):  # of equal numbers
             source = mul(source, count)
         return call_source("tl.sqrt")(source) if kind == "norm" else source
@@ -403,10 +396,10 @@ class KernelWriter:
             source = self.bind(object(), self.params.fresh("x"), source)
         return mul(source, source)
 
-    def _along(self, source: KernelText, kind: str, dtype: torch.dtype) -> KernelText:
-        form, text = reduction_of(kind), source.text
+    def _along(self, source: KernelText, node: fx.Node) -> KernelText:
+        form, text = reduction_of(node, REDUCTIONS[node.target]), source.text
         if not (source.is_zero and form.empty == "0.0"):
-            empty = form.empty_of(dtype)
+            empty = form.empty_of(held_value(node).dtype)
             text = f"tl.where({self.inside(source.rows, True)}, {text}, {empty})"
         along = "0" if self.is_flat else "1, keep_dims=True"
         return KernelText(f"{form.along}({text}, {along})", ATOM, rows=True, size=1)

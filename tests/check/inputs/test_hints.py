@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.inputs.hints import guessed, refusal_of
-from pullback.check.target import target_of
+from pullback.check.target.target import target_of
 from pullback.judge.example import describe_value
 
 

@@ -8,7 +8,7 @@ import torch
 
 import pullback as pb
 from pullback.check.inputs.stated import KINDS, moved_inside, stated
-from pullback.check.target import target_of
+from pullback.check.target.target import target_of
 from pullback.errors import DeclarationError
 from pullback.judge.example import example_of
 from tests.check.subjects import made, normal

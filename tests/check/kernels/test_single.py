@@ -8,8 +8,8 @@ from torch.autograd import Function
 
 import pullback as pb
 from pullback.check.kernels.single import NOTE, is_single, without_double
-from pullback.check.subject import Subject
-from pullback.check.target import target_of
+from pullback.check.subject.subject import Subject
+from pullback.check.target.target import target_of
 from pullback.judge.example import example_of
 from tests.check import functions as f
 

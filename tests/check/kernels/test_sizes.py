@@ -3,8 +3,8 @@
 import torch
 
 from pullback.check.kernels.sizes import ODD, odd_sizes
-from pullback.check.subject import Subject
-from pullback.check.target import target_of
+from pullback.check.subject.subject import Subject
+from pullback.check.target.target import target_of
 from pullback.judge.example import example_of
 from tests.check import functions as f
 

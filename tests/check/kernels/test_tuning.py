@@ -2,8 +2,8 @@
 
 import time
 
-from pullback.check.isolate import Seen, Watch
 from pullback.check.kernels import tuning
+from pullback.check.processes.isolate import Seen, Watch
 from pullback.judge import progress
 from pullback.judge.progress import Progress
 

@@ -15,7 +15,7 @@ from pullback.check.ranks import crew
 from pullback.check.ranks.commands import Accept, Forward, RankPoint
 from pullback.check.ranks.crew import Crew, RankEnd, RanksLost
 from pullback.check.ranks.rank import RankJob
-from pullback.check.target import target_of
+from pullback.check.target.target import target_of
 
 
 def inputs(rank):

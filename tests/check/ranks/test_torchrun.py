@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pullback.check.recorded import load_recording
+from pullback.check.recordings.recorded import load_recording
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pullback.check import rules
-from pullback.check.explaining import Cause
-from pullback.check.finding import PROFILES, Rule, Severity
-from pullback.check.registered import Registered
+from pullback.check.findings.explaining import Cause
+from pullback.check.findings.finding import PROFILES, Rule, Severity
+from pullback.check.findings.registered import Registered
 
 HERE = Path(__file__).resolve().parent
 SECTIONS = ("What it checks", "Why it matters", "Fails", "Passes", "Cannot see")

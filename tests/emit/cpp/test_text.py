@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.derive.tensor_specs import tensor_spec_of
 from pullback.emit.cpp import project
 from pullback.emit.cpp.op import emit_cpp
 from pullback.emit.cpp.values import literal, quoted
 from pullback.emit.subject import subject_of
 from pullback.errors import CaptureError, UnsupportedOpError
+from pullback.judge.tensor_specs import tensor_spec_of
 
 
 def row(*shape):

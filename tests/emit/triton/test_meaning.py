@@ -123,6 +123,19 @@ def parametric(x, slope):
     return F.prelu(x, slope)
 
 
+def between_extremes(x):
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    return (x - low) / (high - low + 1e-3)
+
+
+def peak_and_shares(x):
+    return x.amax(-1, keepdim=True), torch.softmax(x, -1)
+
+
+def peaks_of_columns(x):
+    return x.amax(0) * 2
+
+
 def _hidden_rows() -> torch.Tensor:
     mask = torch.zeros(5, 7)
     mask[2], mask[0, 3:] = float("-inf"), float("-inf")
@@ -153,6 +166,9 @@ PROGRAMS = {
     side_by_side: (draw(5, 3, 33),),
     added_logarithms: (draw(5, 33), draw(5, 34)[:, 1:].detach().requires_grad_()),
     parametric: (draw(4, 5, 7), draw(5)),
+    between_extremes: (draw(5, 33),),
+    peak_and_shares: (draw(5, 33),),
+    peaks_of_columns: (draw(5, 33),),
 }
 
 # ---- what they are compared at ----
@@ -320,6 +336,14 @@ def decided_by_rows(x):
     return x.sin() if x.shape[0] > 3 else x.cos()
 
 
+def rows_of_mean_zero(x, w):
+    return x / (x.mean(-1, keepdim=True) + 3) * w[0]
+
+
+def spread(x):
+    return x.var(-1)
+
+
 def rotated(x):
     return x.roll(2, 1).sin()
 
@@ -344,6 +368,8 @@ BROKEN = {
     as_many_as: ([(9, 3), (3, 5)], [(4, 3), (3, 5)], r"got x.shape\[0\] = 4, y.shape\[1\] = 5"),
     stacked: ([(3, 5), (3, 5)], [(3, 5), (3, 6)], r"`y` must be torch.float32 \(3, 5\), got"),
     decided_by_rows: ([(5, 6)], [(2, 6)], r"x.shape\[0\] must be at least 4, got 2"),
+    rows_of_mean_zero: ([(3, 16), (2,)], [(3, 0), (2,)], r"x.shape\[1\] must be at least 1, got 0"),
+    spread: ([(3, 16)], [(3, 1)], r"x.shape\[1\] != 1 must hold, got x.shape\[1\] = 1"),
     rotated: ([(3, 16)], [(3, 1)], r"x.shape\[1\] must be at least 2, got 1"),
 }
 """Programs with sizes that they are emitted for, sizes that must be refused, and the words."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
+from pullback.check.inputs.others import is_constant, unequal_numbers
 from pullback.check.inputs.values import is_mask
-from pullback.check.others import is_constant, unequal_numbers
 from pullback.judge.example import Example, can_differ, tensors_in
 
 REDUCTIONS = ("mean", "sum", "none")

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.target import Target
+from pullback.check.target.target import Target
 from pullback.function.slots import op_schema
 from pullback.judge.example import example_of
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, cotangents_of, run

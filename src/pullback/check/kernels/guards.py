@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.dispatch import Fill, views_memory
-from pullback.check.registration import near
+from pullback.check.target.registration import near
+from pullback.check.watching.dispatch import Fill, views_memory
 from pullback.function.modes import DispatchMode
 from pullback.function.slots import op_schema, storage_key
 from pullback.judge.example import mapped, tensors_in

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pullback.check.registration import near
+from pullback.check.target.registration import near
 from pullback.check.work import Job, Message, Tell
 from pullback.judge.example import describe_value
 

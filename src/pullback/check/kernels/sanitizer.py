@@ -38,10 +38,10 @@ from typing import Any
 
 import torch
 
-from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.sizes import odd_sizes
-from pullback.check.subject import Subject
+from pullback.check.subject.subject import Subject
 from pullback.check.work import Job
 from pullback.judge.run import CallError
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from pullback.check.subject import Subject
-from pullback.check.target import Target
+from pullback.check.subject.subject import Subject
+from pullback.check.target.target import Target
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.reference import FINEST, PrecisionWatcher
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.inputs.shapes import fits, resized, symbols_of
-from pullback.check.subject import Subject
+from pullback.check.subject.subject import Subject
 from pullback.judge.example import Example
 
 # Sizes that are no multiple of any block; the larger ones in the deep profile.

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.check.finding import Finding, Rule
-from pullback.check.inside import stored_calls
+from pullback.check.findings.finding import Finding, Rule
 from pullback.check.models.gradients import ModelSlopes
 from pullback.check.models.observer import CallOrigin, ObservedPass, Observer
 from pullback.check.models.program import ModelProgram
 from pullback.check.models.rules import CUT, NOT_FINITE, UNUSED, WRONG, model_rules
-from pullback.check.recorded import Recording
-from pullback.check.target import Target, target_of
+from pullback.check.recordings.inside import stored_calls
+from pullback.check.recordings.recorded import Recording
+from pullback.check.target.target import Target, target_of
 from pullback.function.modes import uncompiled
 from pullback.judge.example import Example
 from pullback.judge.run import describe, run

@@ -19,7 +19,7 @@ from torch import Tensor
 from pullback.capture.patch import watching
 from pullback.capture.seeds import normal
 from pullback.check.models.program import Gradients, ModelProgram
-from pullback.derive.plain import plain_program
+from pullback.function.plain import plain_program
 from pullback.judge.differences import UNKNOWN, Estimate, central
 from pullback.judge.example import can_differ
 from pullback.judge.reference import STEP, real_inner_product

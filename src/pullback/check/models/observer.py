@@ -17,9 +17,9 @@ from torch import Tensor
 from pullback.capture.places import frames_above
 from pullback.capture.watch import CUSTOM, FUNCTION, WatchedCall, watched
 from pullback.check.models.program import ModelProgram
-from pullback.check.module_paths import ModulePaths
-from pullback.check.recorded_call import function_name
-from pullback.check.registration import near
+from pullback.check.recordings.call import function_name
+from pullback.check.recordings.module_paths import ModulePaths
+from pullback.check.target.registration import near
 from pullback.judge.example import can_differ, tensors_in
 
 NODES = 20_000  # of a graph that is looked through

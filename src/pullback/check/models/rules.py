@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from pullback.check.finding import Finding, Rule, Severity, Skip
-from pullback.check.registered import Registered, registered
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.registered import Registered, registered
 
 GROUP = "model"
 

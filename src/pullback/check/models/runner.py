@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pullback.check.finding import Finding, Severity
-from pullback.check.inside import Inside, grouped_calls
-from pullback.check.isolate import Died, answer_of, why_no_fork
+from pullback.check.findings.finding import Finding, Severity
+from pullback.check.findings.registered import Registered
+from pullback.check.findings.report import FunctionUse, Report
 from pullback.check.models.examine import Examined, ModelRequest, examine, restoring
 from pullback.check.models.rules import GROUP, WRONG, model_rules
 from pullback.check.models.savings import derived_saving
 from pullback.check.models.shared import SharedModule, combined_modules
-from pullback.check.recorded import called_at
-from pullback.check.registered import Registered
-from pullback.check.registration import place_of
-from pullback.check.report import FunctionUse, Report
+from pullback.check.processes.isolate import Died, answer_of, why_no_fork
+from pullback.check.recordings.inside import Inside, grouped_calls
+from pullback.check.recordings.recorded import called_at
 from pullback.check.rules import all_rules, selected
+from pullback.check.target.registration import place_of
 from pullback.errors import ExamplesError, RuleNameError
 from pullback.graph.cost import bytes_text
 from pullback.judge.run import ForwardRefusedError, Raised

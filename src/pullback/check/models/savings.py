@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pullback.check.isolate import Died, answer_of, why_no_fork
+from pullback.check.processes.isolate import Died, answer_of, why_no_fork
 from pullback.compose.modules import combine_module, module_nodes
 from pullback.derive.backward import derive_function
-from pullback.derive.plain import forward_of
 from pullback.errors import PullbackError
+from pullback.function.plain import forward_of
 from pullback.judge.example import exact_copy, mapped
 
 SECONDS = 20.0  # of work, for one comparison

@@ -28,7 +28,7 @@ from torch.distributed import distributed_c10d
 
 from pullback.capture.places import is_users
 from pullback.check.ranks.underway import Underway, too_early, underway
-from pullback.check.registration import near
+from pullback.check.target.registration import near
 from pullback.function.slots import PlainDispatchMode, without_modes
 from pullback.judge.example import dtype_name, tensors_in
 

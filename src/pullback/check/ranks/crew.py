@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from pullback.check.isolate import end_of, why_no_fork
+from pullback.check.processes.isolate import end_of, why_no_fork
 from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.rank import RankJob

@@ -17,11 +17,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from pullback.check.findings.report import Report
 from pullback.check.ranks.collectives import install
 from pullback.check.ranks.commands import Accept, Command, Reply
 from pullback.check.ranks.crew import RankEnd, RanksLost, Standing
 from pullback.check.ranks.rank import Rank, RankJob
-from pullback.check.report import Report
 from pullback.errors import ExamplesError, PullbackError
 from pullback.judge.run import describe
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pullback.check.groups import GroupOf
 from pullback.check.ranks.collectives import group_ranks
 from pullback.check.ranks.commands import Argument
 from pullback.check.ranks.spread import is_spread, whole_of
-from pullback.check.target import Target
+from pullback.check.recordings.groups import GroupOf
+from pullback.check.target.target import Target
 from pullback.judge.example import can_differ, describe_value
 
 

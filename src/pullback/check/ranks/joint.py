@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pullback.check.finding import Finding, Rule
+from pullback.check.findings.finding import Finding, Rule
 from pullback.check.ranks.blocks import (
     Blocks,
     block_of,
@@ -44,7 +44,7 @@ from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.placements import Declared
 from pullback.check.ranks.slope import Slope, directions_of, extrapolated
-from pullback.check.target import Target
+from pullback.check.target.target import Target
 from pullback.judge.run import cotangent_of
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from pullback.check.ranks.blocks import Blocks, block_of
 from pullback.check.ranks.commands import ProgramCommand, Ran, Values
 from pullback.check.ranks.consistency import Judged, Rows, held, replicated_of, shared_of
 from pullback.check.ranks.joint import Joint, JointPoint, Shared
-from pullback.check.spelling import LARGEST, UnspeakableError, imported, spelled
+from pullback.check.target.spelling import LARGEST, UnspeakableError, imported, spelled
 from pullback.judge.example import can_differ
 
 STEP = 1e-3

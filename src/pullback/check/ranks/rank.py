@@ -47,9 +47,9 @@ from pullback.check.ranks.spread import (
     whole_of,
 )
 from pullback.check.ranks.wrapping import wrapped_gradients
-from pullback.check.registration import near
-from pullback.check.second_order import OnceError, leads_to_refusal
-from pullback.check.target import Target
+from pullback.check.subject.second_order import OnceError, leads_to_refusal
+from pullback.check.target.registration import near
+from pullback.check.target.target import Target
 from pullback.function.isolation import drawing_from, seeded
 from pullback.judge.example import Example, can_differ, example_of, tensors_in
 from pullback.judge.reference import PrecisionWatcher

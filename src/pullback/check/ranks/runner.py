@@ -10,8 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pullback.check.causes import by_cause
-from pullback.check.finding import Finding, Skip
+from pullback.check.findings.causes import by_cause
+from pullback.check.findings.finding import Finding, Skip
+from pullback.check.findings.registered import Registered
+from pullback.check.findings.report import Report
 from pullback.check.ranks import existing
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.consistency import consistent
@@ -28,10 +30,8 @@ from pullback.check.ranks.placements import (
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
-from pullback.check.registered import Registered
-from pullback.check.report import Report
 from pullback.check.rules import selected
-from pullback.check.target import Target
+from pullback.check.target.target import Target
 from pullback.errors import ExamplesError, first_line
 from pullback.judge.run import describe
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 
-from pullback.check.wire import PrintedOutput
+from pullback.check.processes.wire import PrintedOutput
 
 ABORT = "terminate called"  # how C++ begins what it says when it ends a process
 REASON = "what():"

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pullback.check.confine import lead, print_into
-from pullback.check.isolate import limit_memory, why_no_autograd
+from pullback.check.processes.confine import lead, print_into
+from pullback.check.processes.isolate import limit_memory, why_no_autograd
 from pullback.check.ranks.collectives import Slot, install
 from pullback.check.ranks.commands import Reply
 from pullback.check.ranks.rank import Rank, RankJob

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pullback.check.facts import Gradient, Input
+from pullback.check.findings.facts import Gradient, Input
 from pullback.check.repro.context import Repro, ReproContext, compared, text_of
 from pullback.check.repro.retold import of_change
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import About, Cotangent, Input, Output, Thing
-from pullback.check.finding import Finding
-from pullback.check.spelling import LARGEST, UnspeakableError, spelled
+from pullback.check.findings.facts import About, Cotangent, Input, Output, Thing
+from pullback.check.findings.finding import Finding
+from pullback.check.target.spelling import LARGEST, UnspeakableError, spelled
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ
 from pullback.judge.run import ForwardRefusedError, Run, cotangent_of
 
 if TYPE_CHECKING:
-    from pullback.check.subject import Subject
+    from pullback.check.subject.subject import Subject
 
 DRAWS = 2  # of cotangents: what is wrong for one may be right for another
 DRAWN = ("gradient",)  # groups whose rules try more than one

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Number, Value
+from pullback.check.findings.facts import Number, Value
 from pullback.check.repro.context import Repro, ReproContext, indented, index_code, text_of
 from pullback.check.repro.retold import of_mismatch
 from pullback.check.repro.trying import executed

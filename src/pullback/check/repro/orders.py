@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from pullback.check.facts import Input, Second
+from pullback.check.findings.facts import Input, Second
 from pullback.check.repro.context import Repro, ReproContext, indented, text_of
 from pullback.check.repro.retold import of_slope
-from pullback.check.spelling import spelled
+from pullback.check.target.spelling import spelled
 from pullback.judge.run import cotangent_of
 
 

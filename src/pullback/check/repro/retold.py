@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Gradient, Number, at_worst, numbers, sheet_of
-from pullback.check.finding import Finding
+from pullback.check.findings.facts import Gradient, Number, at_worst, numbers, sheet_of
+from pullback.check.findings.finding import Finding
 from pullback.check.repro.context import ReproContext, Retell
 from pullback.judge.mismatch import Mismatch, index_of
 

@@ -15,7 +15,7 @@ from pullback.check.repro.context import Repro, ReproContext
 from pullback.function.isolation import keeping_random_state, seeded
 
 if TYPE_CHECKING:
-    from pullback.check.target import Target
+    from pullback.check.target.target import Target
 
 
 def fails(body: str, context: ReproContext) -> bool:

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pullback.check.finding import Finding
-from pullback.check.registered import KNOWN
+from pullback.check.findings.finding import Finding
+from pullback.check.findings.registered import KNOWN
 from pullback.check.repro.context import Form, Repro, ReproContext, contexts
 from pullback.check.repro.gradients import against_slope, along, as_reported, of_number
 from pullback.check.repro.modes import frozen, raises
 from pullback.check.repro.naming import with_names
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.trying import executed, is_failure
-from pullback.check.spelling import UnspeakableError, imported
+from pullback.check.target.spelling import UnspeakableError, imported
 from pullback.judge.example import Example
 
 if TYPE_CHECKING:
-    from pullback.check.subject import Subject
+    from pullback.check.subject.subject import Subject
 
 # The forms of a rule that has none of its own.
 USUAL: Sequence[Form] = (against_slope, of_number, along, as_reported)

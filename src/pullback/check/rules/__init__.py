@@ -18,10 +18,10 @@ from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
 
-from pullback.check import crash
-from pullback.check.finding import PROFILES
-from pullback.check.registered import Registered as Registered
-from pullback.check.registered import registered, third_party
+from pullback.check.findings.finding import PROFILES
+from pullback.check.findings.registered import Registered as Registered
+from pullback.check.findings.registered import registered, third_party
+from pullback.check.processes import crash
 from pullback.errors import RuleNameError
 
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from pullback.capture.trees import flatten, tensor_leaves
-from pullback.derive.plain import forward_of
 from pullback.emit.subject import EmitSubject, subject_of
+from pullback.function.plain import forward_of
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

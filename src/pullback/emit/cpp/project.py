@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.derive.comparison import aside
-from pullback.derive.observed import given_to
-from pullback.derive.tensor_specs import TensorSpec, drawn_like
 from pullback.emit.cpp.body import wrapped_statement
 from pullback.emit.cpp.plain_text import written
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.values import DTYPES, literal
 from pullback.graph.cost import is_random
+from pullback.judge.comparison import aside
+from pullback.judge.observed import given_to
+from pullback.judge.tensor_specs import TensorSpec, drawn_like
 
 Sums = tuple[float, float, float]
 """Two sums over a tensor, and how far both together may be off."""

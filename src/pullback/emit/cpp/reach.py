@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from pullback.capture.closeness import all_close
 from pullback.capture.decided import decided
 from pullback.capture.fake import numbers_of, size_with
 from pullback.derive.recipe import Parts
-from pullback.derive.trial_rows import TrialRow, drawn_row
 from pullback.emit.cpp.shadow import shadow_of, with_dtype
 from pullback.emit.subject import EmitSubject
 from pullback.graph.cost import is_random
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.values import is_smooth
+from pullback.judge.closeness import all_close
+from pullback.judge.trial_rows import TrialRow, drawn_row
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTERMEDIATE = "backward reads intermediates, so there is no second derivative (create_graph=True)"

@@ -10,12 +10,12 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from pullback.capture.joint import Capture
-from pullback.derive.observed import SEED, Call
 from pullback.derive.recipe import Parts, printed_function
 from pullback.function.isolation import seed_torch
 from pullback.function.slots import new_class
 from pullback.graph.copies import copied_graph
 from pullback.graph.parts import calls
+from pullback.judge.observed import SEED, Call
 
 
 def shadow_of(captured: Capture, parts: Parts) -> Call:

@@ -17,17 +17,17 @@ from typing import Any
 import torch
 
 from pullback.capture.decided import decided
-from pullback.derive import observed as observing
-from pullback.derive.difference import TextDifference
-from pullback.derive.observed import JOB, RESULTS, Observed, Wanted
 from pullback.derive.recipe import Parts
-from pullback.derive.trial_rows import TrialRow, op_rows
 from pullback.emit.compiled import library_of
 from pullback.emit.cpp.plain_text import PlainArgument
 from pullback.emit.cpp.shadow import shadow_of
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError, EmitMismatchError
+from pullback.judge import observed as observing
+from pullback.judge.observed import JOB, RESULTS, Observed, Wanted
+from pullback.judge.text_difference import TextDifference
+from pullback.judge.trial_rows import TrialRow, op_rows
 
 RUN_SECONDS = 600.0
 """Seconds after which the process that runs the op is given up."""

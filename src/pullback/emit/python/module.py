@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.capture.names import identifier
-from pullback.derive.comparison import Comparison
-from pullback.derive.difference import TextDifference
-from pullback.derive.plain import forward_of
 from pullback.derive.source import DOC_WIDTH, differing_text, function_source, loaded
 from pullback.emit.python.own_source import OwnSource
 from pullback.emit.python.own_text import own_text
@@ -27,9 +24,12 @@ from pullback.emit.python.self_test import SelfTest
 from pullback.emit.python.self_test_choice import chosen_self_test, fault_of
 from pullback.emit.subject import EmitSubject
 from pullback.errors import CaptureError, first_line
+from pullback.function.plain import forward_of
 from pullback.graph.copies import graph_returning
 from pullback.graph.text import Text, graph_text
 from pullback.graph.text_lines import wrapped_call
+from pullback.judge.comparison import Comparison
+from pullback.judge.text_difference import TextDifference
 
 TESTED = "tested"
 RESERVED = frozenset(

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pullback.capture.check import run_joint
 from pullback.capture.fake import numbers_of
 from pullback.capture.modes import autocast_off
 from pullback.emit.python.self_test import SelfTest, cotangent
 from pullback.emit.subject import EmitSubject
+from pullback.judge.capture_check import run_joint
 
 Record = dict[str, Tensor]
 

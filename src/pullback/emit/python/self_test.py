@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.derive.tensor_specs import TensorSpec
 from pullback.graph.text_lines import WIDTH, wrapped_call
+from pullback.judge.tensor_specs import TensorSpec
 
 FEW_ELEMENTS = 24
 """Up to so many elements of all inputs, every derivative is compared; else random directions."""

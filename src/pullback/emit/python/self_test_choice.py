@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.capture.trees import tensor_leaves
-from pullback.derive.comparison import aside
 from pullback.derive.source import loaded
 from pullback.emit.python.recorded import recorded_results
 from pullback.emit.python.self_test import SelfTest
@@ -25,6 +24,7 @@ from pullback.function.isolation import seed_torch
 from pullback.function.unwritten import run_plainly
 from pullback.graph.cost import is_random
 from pullback.graph.parts import calls
+from pullback.judge.comparison import aside
 
 Write = Callable[[SelfTest], str]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pullback.derive.comparison import aside
 from pullback.derive.source import loaded
-from pullback.derive.tensor_specs import TensorSpec
 from pullback.emit.python.self_test import SUMS, SelfTest
 from pullback.emit.subject import EmitSubject
 from pullback.graph.values import held_value
+from pullback.judge.comparison import aside
+from pullback.judge.tensor_specs import TensorSpec
 
 if TYPE_CHECKING:
     from pullback.emit.triton.module import KernelFile

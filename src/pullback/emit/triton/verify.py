@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.derive.comparison import aside
-from pullback.derive.difference import TextDifference
 from pullback.derive.source import differing_text
 from pullback.emit.subject import EmitSubject
 from pullback.function.generated import run_text
+from pullback.judge.comparison import aside
+from pullback.judge.text_difference import TextDifference
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SECONDS = 300.0

@@ -14,10 +14,10 @@ from pullback.capture.trees import tensor_leaves
 from pullback.compose.functional import ModuleLayout, module_program
 from pullback.compose.modules import plain_of
 from pullback.derive.backward import make_derived
-from pullback.derive.plain import signature_of_apply
 from pullback.derive.recipe import Parts, Recipe, parts_of
-from pullback.derive.returned import is_derived, record_of
+from pullback.derive.returned import record_of
 from pullback.errors import CaptureError
+from pullback.function.plain import is_derived, signature_of_apply
 from pullback.graph.cost import bytes_of, bytes_text, flops_of, is_matmul_like, op_name
 from pullback.graph.parts import BACKWARD as IN_BACKWARD
 from pullback.graph.parts import phase_of

@@ -2,7 +2,7 @@
 
 import torch
 
-from pullback.check.finding import Severity
+from pullback.check.findings.finding import Severity
 from pullback.check.rules.dtype.wrong_dtype_branch import check
 from tests.check.subjects import findings, missed_by_gradcheck, normal, rule_tests, variadic
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from pullback.check.finding import Severity
+from pullback.check.findings.finding import Severity
 from pullback.check.rules.memory.backward_twice import check
 from tests.check.subjects import findings, made, normal, rule_tests
 

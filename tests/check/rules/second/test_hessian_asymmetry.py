@@ -5,8 +5,8 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.second.hessian_asymmetry import check
-from pullback.check.second_order import SecondOrder
-from pullback.check.subject import Skip
+from pullback.check.subject.second_order import SecondOrder
+from pullback.check.subject.subject import Skip
 from tests.check.functions import Product
 from tests.check.subjects import findings, normal, subject
 

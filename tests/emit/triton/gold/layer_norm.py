@@ -214,6 +214,11 @@ class LayerNorm(torch.autograd.Function):
         require(x, "x", torch.float32, (x.shape[0], x.shape[1], x.shape[2]))
         require(weight, "weight", torch.float32, (x.shape[2],))
         require(bias, "bias", torch.float32, (x.shape[2],))
+        if x.shape[2] < 1:
+            raise ValueError(
+                "`LayerNorm`: x.shape[2] must be at least 1, "
+                f"got {x.shape[2]}"
+            )
         out, mean, rstd = layer_norm_forward(x, weight, bias)
         ctx.save_for_backward(x, weight, mean, rstd)
         return out

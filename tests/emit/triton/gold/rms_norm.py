@@ -165,6 +165,8 @@ class RmsNorm(torch.autograd.Function):
     def forward(ctx, x, weight):
         require(x, "x", torch.bfloat16, (x.shape[0], x.shape[1]))
         require(weight, "weight", torch.bfloat16, (x.shape[1],))
+        if x.shape[1] < 1:
+            raise ValueError(f"`RmsNorm`: x.shape[1] must be at least 1, got {x.shape[1]}")
         out, rstd = rms_norm_forward(x, weight)
         ctx.save_for_backward(x, weight, rstd)
         return out

@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 from functools import cache
 
-from pullback.check.registered import Registered, registered
+from pullback.check.findings.registered import Registered, registered
 
 
 @cache

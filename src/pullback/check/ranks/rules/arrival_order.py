@@ -23,9 +23,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from pullback.check.explaining import Cause
-from pullback.check.facts import At, Gradient, Output
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.explaining import Cause
+from pullback.check.findings.facts import At, Gradient, Output
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.commands import Pulled
 from pullback.check.ranks.joint import UNWAITED, Joint
 from pullback.judge.tolerances import is_close

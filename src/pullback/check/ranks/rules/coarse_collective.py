@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.joint import Joint
 
 RULE = Rule("R133", "coarse-collective", "ranks", profile="quick")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.joint import Joint
 

@@ -27,8 +27,8 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.facts import At, Gradient
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.registered import Registered
 from pullback.check.ranks.collectives import POINT_TO_POINT, unequal_steps
 from pullback.check.ranks.consistency import consistent, replicated_of, shared_of
 from pullback.check.ranks.crew import RankEnd, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint
-from pullback.check.registered import Registered
 
 GROUP = "ranks"
 

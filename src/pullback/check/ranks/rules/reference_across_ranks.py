@@ -28,8 +28,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient, Output
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.facts import At, Gradient, Output
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.consistency import consistent, replicated_of, shared_of
 from pullback.check.ranks.joint import Joint
 from pullback.check.ranks.reference import ReferenceFailed, reference_gradients, reference_outputs

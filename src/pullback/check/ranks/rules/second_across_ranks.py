@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Cotangent, Input, Second
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.facts import At, Cotangent, Input, Second
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import block_of
 from pullback.check.ranks.commands import Reply, Values
 from pullback.check.ranks.consistency import consistent, held, replicated_of, shared_of

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from pullback.check.facts import At, Gradient
-from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import CotangentLayout, Values
 from pullback.check.ranks.crew import RanksLost

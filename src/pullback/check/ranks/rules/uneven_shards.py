@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.facts import At, Gradient
-from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.consistency import consistent, judged, replicated_of
 from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed

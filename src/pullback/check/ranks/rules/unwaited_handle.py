@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.joint import Joint
 
 RULE = Rule("R122", "unwaited-handle", "ranks", profile="quick")

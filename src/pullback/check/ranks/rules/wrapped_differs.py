@@ -26,8 +26,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import Around, Wrap
 from pullback.check.ranks.consistency import consistent, replicated_of, shared_of

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.facts import At, Cotangent, Gradient, Input
-from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.findings.facts import At, Cotangent, Gradient, Input
+from pullback.check.findings.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pullback.check.facts import At, Gradient, Output, numbers
-from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.findings.facts import At, Gradient, Output, numbers
+from pullback.check.findings.finding import Finding, Rule, Skip
+from pullback.check.findings.registered import Registered
 from pullback.check.ranks.collectives import SUMS
 from pullback.check.ranks.consistency import Judged, Rows, all_judged, held
 from pullback.check.ranks.diagnosis import Diagnosis, RankFault, diagnosed
 from pullback.check.ranks.joint import UNWAITED, Joint
 from pullback.check.ranks.programs import program_of
 from pullback.check.ranks.sources import wrong_source
-from pullback.check.registered import Registered
 
 GROUP = "ranks"
 

@@ -26,12 +26,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.explaining import COMPARING, Cause
-from pullback.check.facts import At, Gradient, Output
-from pullback.check.others import other_values
+from pullback.check.findings.explaining import COMPARING, Cause
+from pullback.check.findings.facts import At, Gradient, Output
+from pullback.check.inputs.others import other_values
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import Repro, ReproContext, compared, text_of
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,

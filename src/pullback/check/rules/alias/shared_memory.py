@@ -9,12 +9,19 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient, Input, Output
-from pullback.check.registered import Registered
+from pullback.check.findings.facts import At, Gradient, Input, Output
+from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import MEMORY, begun
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.snapshot import share_memory
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+from pullback.check.watching.snapshot import share_memory
 from pullback.function.slots import version_of
 from pullback.judge.run import Run
 

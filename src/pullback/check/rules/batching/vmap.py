@@ -11,16 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.dispatch import foreign_calls
-from pullback.check.draws import draws
-from pullback.check.elsewhere import Results, difference
-from pullback.check.facts import At, Gradient, Number, Words
+from pullback.check.findings.facts import At, Gradient, Number, Words
+from pullback.check.findings.registered import Registered
 from pullback.check.inputs.values import resampled
-from pullback.check.refusal import is_meant
-from pullback.check.registered import Registered
-from pullback.check.registration import has_vmap_rule
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, describe, each, worst_of
+from pullback.check.subject.draws import draws
+from pullback.check.subject.elsewhere import Results, difference
+from pullback.check.subject.refusal import is_meant
+from pullback.check.subject.subject import (
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    describe,
+    each,
+    worst_of,
+)
+from pullback.check.target.registration import has_vmap_rule
+from pullback.check.watching.dispatch import foreign_calls
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import Raised, cotangent_of

@@ -9,14 +9,14 @@ from itertools import chain, islice
 
 import torch
 
-from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
-from pullback.check.elsewhere import Fact, Results, difference
-from pullback.check.explaining import COMPARING, Cause
-from pullback.check.facts import At
+from pullback.check.findings.explaining import COMPARING, Cause
+from pullback.check.findings.facts import At
+from pullback.check.findings.registered import Registered
 from pullback.check.kernels.guards import MemoryGuards, Touched
 from pullback.check.kernels.sizes import odd_sizes
-from pullback.check.registered import Registered
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
+from pullback.check.subject.conditions import KEEPS_INPUTS, RUNS, needs
+from pullback.check.subject.elsewhere import Fact, Results, difference
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import Example, mapped
 
 WRITE = Rule("U002", "out-of-bounds-write", "bounds", profile="quick")

@@ -30,13 +30,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
-from pullback.check.elsewhere import Results, results_of
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.facts import At, Gradient
 from pullback.check.inputs.dtypes import dtype_of
-from pullback.check.refusal import is_meant
 from pullback.check.repro.context import ReproContext, indented, text_of
-from pullback.check.subject import (
+from pullback.check.subject.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
+from pullback.check.subject.elsewhere import Results, results_of
+from pullback.check.subject.refusal import is_meant
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,

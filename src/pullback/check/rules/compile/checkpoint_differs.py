@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from pullback.check.conditions import DETERMINISTIC, KEEPS_INPUTS, KEEPS_MEMORY, RUNS, needs
-from pullback.check.elsewhere import Results, difference, results_of
-from pullback.check.facts import At, Number, Words
+from pullback.check.findings.facts import At, Number, Words
 from pullback.check.repro.context import ReproContext, compared, indented, text_of
-from pullback.check.subject import (
+from pullback.check.subject.conditions import DETERMINISTIC, KEEPS_INPUTS, KEEPS_MEMORY, RUNS, needs
+from pullback.check.subject.elsewhere import Results, difference, results_of
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,

@@ -33,14 +33,14 @@ from itertools import islice
 import torch
 from torch.autograd import Function
 
-from pullback.check.conditions import RUNS, needs
-from pullback.check.draws import draws
-from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.inputs.shapes import batches_of
 from pullback.check.kernels.tuning import worked
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.draws import draws
+from pullback.check.subject.elsewhere import difference, results_of, wrapped
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import Example
 
 RULE = Rule("P001", "compiled-differs", "compile", profile="standard", wraps=True)

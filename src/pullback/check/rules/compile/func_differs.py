@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
-from pullback.check.elsewhere import Results, difference, positions_of, results_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, describe
+from pullback.check.subject.conditions import KEEPS_INPUTS, RUNS, needs
+from pullback.check.subject.elsewhere import Results, difference, positions_of, results_of
+from pullback.check.subject.subject import Finding, Rule, Skip, Subject, describe
 from pullback.function.isolation import seeded
 from pullback.judge.example import tensors_in
 

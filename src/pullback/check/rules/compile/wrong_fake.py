@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 
-from pullback.check.dispatch import Foreign, foreign_calls
-from pullback.check.registration import overload_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, describe, each
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, describe, each
+from pullback.check.target.registration import overload_of
+from pullback.check.watching.dispatch import Foreign, foreign_calls
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example
 

@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Input
+from pullback.check.findings.facts import Input
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, describe, describe_value
+from pullback.check.subject.subject import Finding, Rule, Skip, Subject, describe, describe_value
 from pullback.function.isolation import seeded
 from pullback.judge.example import exact_copy, mapped, tensors_in
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.boxes import Box, boxed, opened
-from pullback.check.conditions import KEEPS_INPUTS, REPEATABLE, RUNS, needs
-from pullback.check.facts import At, Gradient, Number, Words
-from pullback.check.registered import Registered
-from pullback.check.subject import (
+from pullback.check.findings.facts import At, Gradient, Number, Words
+from pullback.check.findings.registered import Registered
+from pullback.check.subject.conditions import KEEPS_INPUTS, REPEATABLE, RUNS, needs
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     ForwardRefusedError,
@@ -21,6 +20,7 @@ from pullback.check.subject import (
     Subject,
     worst_of,
 )
+from pullback.check.watching.boxes import Box, boxed, opened
 from pullback.judge.example import mapped
 from pullback.judge.run import Run
 from pullback.judge.tolerances import is_close

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import KEEPS_INPUTS, REPEATABLE, RUNS, needs
-from pullback.check.facts import At, Gradient, Input
-from pullback.check.registered import Registered
+from pullback.check.findings.facts import At, Gradient, Input
+from pullback.check.findings.registered import Registered
 from pullback.check.repro.context import ReproContext, compared, text_of
-from pullback.check.subject import (
+from pullback.check.subject.conditions import KEEPS_INPUTS, REPEATABLE, RUNS, needs
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     Rule,

@@ -29,14 +29,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import RUNS, needs
-from pullback.check.dispatch import in_turns
-from pullback.check.draws import draws, draws_in_backward
-from pullback.check.elsewhere import is_repeatable
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.facts import At, Gradient
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, describe, worst_of
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.draws import draws, draws_in_backward
+from pullback.check.subject.elsewhere import is_repeatable
+from pullback.check.subject.subject import (
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    describe,
+    worst_of,
+)
+from pullback.check.watching.dispatch import in_turns
 from pullback.judge.example import Example, tensors_in
 from pullback.judge.tolerances import is_close
 

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Number, Output, Words, shapes
+from pullback.check.findings.facts import At, Number, Output, Words, shapes
 from pullback.check.repro.modes import Mode, without_grad
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     Finding,
     ForwardRefusedError,
     Rule,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     Finding,
     ForwardRefusedError,
     Rule,

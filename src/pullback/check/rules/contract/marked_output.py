@@ -28,11 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient, Output
+from pullback.check.findings.facts import At, Gradient, Output
 from pullback.check.repro.calls import requires_grad
 from pullback.check.repro.gradients import against_slope, along
-from pullback.check.spy import spy_on
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
+from pullback.check.watching.spy import spy_on
 from pullback.judge.example import can_differ
 from pullback.judge.run import Run, cotangents_of, run
 from pullback.judge.tolerances import is_close

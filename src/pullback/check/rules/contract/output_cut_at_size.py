@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from pullback.check.facts import At, Output
+from pullback.check.findings.facts import At, Output
 from pullback.check.inputs.shapes import batches_of, sizes_of
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, each
+from pullback.check.subject.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, each
 from pullback.judge.example import can_differ
 
 RULE = Rule("K807", "output-cut-at-size", "contract", profile="quick")

@@ -27,11 +27,11 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from pullback.check.explaining import Cause
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.explaining import Cause
+from pullback.check.findings.facts import At, Gradient
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.spy import spy_on
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.watching.spy import spy_on
 from pullback.judge.example import can_differ
 from pullback.judge.run import run
 

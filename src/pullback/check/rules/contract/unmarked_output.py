@@ -26,10 +26,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Output
-from pullback.check.others import other_values
+from pullback.check.findings.facts import At, Output
+from pullback.check.inputs.others import other_values
 from pullback.check.repro.calls import requires_no_grad
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import (
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
 from pullback.judge.example import Example, tensors_in
 
 RULE = Rule("K805", "unmarked-output", "contract", Severity.FRAGILE, "quick")

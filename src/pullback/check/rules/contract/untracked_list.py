@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
+from pullback.check.subject.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
 from pullback.judge.example import can_differ, mapped, tensors_in
 
 RULE = Rule("K806", "untracked-list", "contract", profile="quick")

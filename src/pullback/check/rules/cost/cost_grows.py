@@ -27,11 +27,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pullback.check.conditions import RUNS, needs
-from pullback.check.dispatch import Work, foreign_calls
 from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.kernels.tuning import worked
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
+from pullback.check.watching.dispatch import Work, foreign_calls
 from pullback.judge.example import Example
 from pullback.judge.run import run
 

@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pullback.check.dispatch import Work
-from pullback.check.registration import body_of
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.target.registration import body_of
+from pullback.check.watching.dispatch import Work
 from pullback.judge.run import run
 
 RULE = Rule("C002", "needless-gradient", "cost", Severity.WASTEFUL, "quick")

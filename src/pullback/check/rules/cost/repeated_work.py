@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.function.modes import DispatchMode
 from pullback.function.slots import version_of
 from pullback.judge.example import tensors_in

@@ -8,10 +8,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from pullback.check.behaved import approximates, goes_on_otherwise
-from pullback.check.registered import Registered
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
-from pullback.check.trials import TriedVariant, is_finite, reported
+from pullback.check.findings.registered import Registered
+from pullback.check.subject.behaved import approximates, goes_on_otherwise
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
+from pullback.check.subject.trials import TriedVariant, is_finite, reported
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.run import copies_of

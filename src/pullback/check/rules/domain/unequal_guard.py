@@ -31,10 +31,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.check.behaved import goes_on_otherwise
 from pullback.check.inputs.domains import changed
-from pullback.check.subject import Finding, Rule, Skip, Subject, each
-from pullback.check.trials import TriedVariant, is_finite, reported
+from pullback.check.subject.behaved import goes_on_otherwise
+from pullback.check.subject.subject import Finding, Rule, Skip, Subject, each
+from pullback.check.subject.trials import TriedVariant, is_finite, reported
 from pullback.judge.differences import Curve
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch, index_of

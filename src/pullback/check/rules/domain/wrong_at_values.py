@@ -12,8 +12,7 @@ from functools import partial
 
 import torch
 
-from pullback.check.behaved import approximates
-from pullback.check.extremes import value_trials
+from pullback.check.findings.registered import Registered
 from pullback.check.inputs.arguments import Variant, masks_of
 from pullback.check.inputs.domains import (
     ALONE,
@@ -35,10 +34,11 @@ from pullback.check.inputs.domains import (
     tied,
 )
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
-from pullback.check.registered import Registered
-from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
-from pullback.check.subject import Rule, Subject
-from pullback.check.trials import Tried, TriedVariant, report_trials, trials
+from pullback.check.subject.behaved import approximates
+from pullback.check.subject.extremes import value_trials
+from pullback.check.subject.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
+from pullback.check.subject.subject import Rule, Subject
+from pullback.check.subject.trials import Tried, TriedVariant, report_trials, trials
 from pullback.judge.example import Example
 
 OUTPUTS = 3  # that are used alone in turn

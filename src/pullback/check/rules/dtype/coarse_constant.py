@@ -28,11 +28,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient
-from pullback.check.others import other_values
+from pullback.check.findings.facts import At, Gradient
+from pullback.check.inputs.others import other_values
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject
-from pullback.check.trials import is_new
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject
+from pullback.check.subject.trials import is_new
 from pullback.judge.example import Example
 from pullback.judge.reference import FINEST
 from pullback.judge.run import Run

@@ -27,12 +27,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.spy import spy_on
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
-from pullback.check.trials import is_new
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.trials import is_new
+from pullback.check.watching.spy import spy_on
 from pullback.judge.example import Example, dtype_name
 from pullback.judge.run import run
 

@@ -32,13 +32,13 @@ from typing import Any
 
 import torch
 
-from pullback.check.facts import At, Gradient, Number
+from pullback.check.findings.facts import At, Gradient, Number
 from pullback.check.inputs.domains import ZERO, Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.inputs.shapes import many_of
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
-from pullback.check.trials import is_new
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
+from pullback.check.subject.trials import is_new
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import Example, can_differ, tensors_in

@@ -25,13 +25,13 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.facts import At, Gradient, Number
+from pullback.check.findings.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.inputs.shapes import fits, resized, symbols_of
-from pullback.check.precision import precisions
 from pullback.check.repro.context import ReproContext
 from pullback.check.repro.gradients import by_float64
-from pullback.check.subject import (
+from pullback.check.subject.precision import precisions
+from pullback.check.subject.subject import (
     CallError,
     Finding,
     ForwardRefusedError,
@@ -40,7 +40,7 @@ from pullback.check.subject import (
     Subject,
     each,
 )
-from pullback.check.trials import is_new
+from pullback.check.subject.trials import is_new
 from pullback.judge.example import Example
 from pullback.judge.run import Run
 

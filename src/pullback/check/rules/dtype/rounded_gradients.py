@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.explaining import Cause
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.explaining import Cause
+from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.registered import Registered
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
-from pullback.check.registered import Registered
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,
@@ -27,7 +27,7 @@ from pullback.check.subject import (
     each,
     worst_of,
 )
-from pullback.check.trials import is_new
+from pullback.check.subject.trials import is_new
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import Example, dtype_name

@@ -26,13 +26,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
-from pullback.check.others import varied
-from pullback.check.own import own_argument
+from pullback.check.inputs.others import varied
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
-from pullback.check.trials import is_new
+from pullback.check.subject.own import own_argument
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
+from pullback.check.subject.trials import is_new
 from pullback.judge.example import Example, dtype_name
 from pullback.judge.run import Run, copies_of
 

@@ -25,13 +25,13 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.conditions import RUNS, needs
-from pullback.check.explaining import Cause
-from pullback.check.facts import At, Gradient, Number
+from pullback.check.findings.explaining import Cause
+from pullback.check.findings.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import LOW, dtype_of, in_dtype
-from pullback.check.precision import precisions
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import (
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.precision import precisions
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,
@@ -42,7 +42,7 @@ from pullback.check.subject import (
     Subject,
     each,
 )
-from pullback.check.trials import is_new
+from pullback.check.subject.trials import is_new
 from pullback.judge.example import Example, dtype_name
 from pullback.judge.run import Raised
 

@@ -8,14 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import HAS_JVP, needs
-from pullback.check.facts import At, Input, Number
-from pullback.check.forward_mode import paired_sum, pushed, tangents_of
-from pullback.check.refusal import is_meant
-from pullback.check.registered import Registered
+from pullback.check.findings.facts import At, Input, Number
+from pullback.check.findings.registered import Registered
 from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.repro.orders import drawn_tangent, push_lines
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, describe, worst_of
+from pullback.check.subject.conditions import HAS_JVP, needs
+from pullback.check.subject.forward_mode import paired_sum, pushed, tangents_of
+from pullback.check.subject.refusal import is_meant
+from pullback.check.subject.subject import (
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    describe,
+    worst_of,
+)
 from pullback.judge.tolerances import is_close
 
 WRONG_JVP = Rule("F001", "wrong-jvp", "forward", profile="quick")

@@ -29,9 +29,9 @@ from itertools import chain, islice
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient, Output, numbers
+from pullback.check.findings.facts import At, Gradient, Output, numbers
 from pullback.check.inputs.shapes import sizes_of
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     ForwardRefusedError,

@@ -9,14 +9,14 @@ from itertools import combinations, islice
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import NOT_DRAWN, RUNS, needs
-from pullback.check.explaining import ANYTHING, Cause
-from pullback.check.facts import At, Gradient, Number, Output, Words, at_worst
-from pullback.check.others import other_values
-from pullback.check.registered import Registered
+from pullback.check.findings.explaining import ANYTHING, Cause
+from pullback.check.findings.facts import At, Gradient, Number, Output, Words, at_worst
+from pullback.check.findings.registered import Registered
+from pullback.check.inputs.others import other_values
 from pullback.check.repro.gradients import against_slope, of_number
 from pullback.check.repro.modes import Mode, without_grad
-from pullback.check.subject import (
+from pullback.check.subject.conditions import NOT_DRAWN, RUNS, needs
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,

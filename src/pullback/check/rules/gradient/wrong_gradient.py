@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-from pullback.check.explaining import Cause
-from pullback.check.reasons import Reason, reason_of, right_backward
-from pullback.check.registered import Registered
-from pullback.check.subject import Finding, Rule, Skip, Subject, each
-from pullback.check.trials import trial_of
+from pullback.check.findings.explaining import Cause
+from pullback.check.findings.registered import Registered
+from pullback.check.subject.reasons import Reason, reason_of, right_backward
+from pullback.check.subject.subject import Finding, Rule, Skip, Subject, each
+from pullback.check.subject.trials import trial_of
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUES, factor_of
 from pullback.judge.tolerances import NEAR_ONE

@@ -27,11 +27,11 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.conditions import RUNS, needs
-from pullback.check.facts import at_worst
+from pullback.check.findings.facts import at_worst
 from pullback.check.repro.context import ReproContext, indented, text_of
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
-from pullback.check.trials import trials
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
+from pullback.check.subject.trials import trials
 from pullback.judge.example import Example, tensors_in
 
 RULE = Rule("I001", "bad-input", "input", Severity.FRAGILE, "quick")

@@ -28,8 +28,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from pullback.check.inputs.values import resampled
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each
-from pullback.check.trials import TriedVariant, is_new, trial_of
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, each
+from pullback.check.subject.trials import TriedVariant, is_new, trial_of
 from pullback.judge.example import Example, can_differ
 
 RULE = Rule("I002", "optional-input", "input", profile="quick")

@@ -9,12 +9,12 @@ from itertools import chain, islice
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import DETERMINISTIC, KEEPS_INPUTS, RUNS, Condition, needs
-from pullback.check.elsewhere import Results, difference, results_of
+from pullback.check.findings.registered import Registered
 from pullback.check.inputs.shapes import batches_of
 from pullback.check.kernels.choices import on_side_stream, seen, tuner_entry, with_warps
-from pullback.check.registered import Registered
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
+from pullback.check.subject.conditions import DETERMINISTIC, KEEPS_INPUTS, RUNS, Condition, needs
+from pullback.check.subject.elsewhere import Results, difference, results_of
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import mapped, tensors_in
 
 RACE = Rule("U004", "racing-kernel", "launch", profile="quick")

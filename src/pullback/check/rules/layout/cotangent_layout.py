@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.facts import At, Gradient
 from pullback.check.inputs.layouts import (
     CONJUGATE,
     LAYOUTS,
@@ -40,7 +40,7 @@ from pullback.check.inputs.layouts import (
 )
 from pullback.check.repro.context import ReproContext, compared, laid_code, text_of
 from pullback.check.repro.modes import raises
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     Rule,

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.facts import At, Gradient, Output
+from pullback.check.findings.facts import At, Gradient, Output
 from pullback.check.inputs.layouts import FILL, LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.repro.gradients import gradient_lines
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     ForwardRefusedError,

@@ -27,8 +27,15 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import RUNS, needs
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
 from pullback.judge.run import Raised, Run, copies_of
 
 RULE = Rule("L205", "hidden-infinity", "linearity", Severity.FRAGILE, "quick")

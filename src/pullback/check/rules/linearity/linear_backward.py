@@ -8,13 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import RUNS, STEADY, needs
-from pullback.check.explaining import PATTERNS, Cause
-from pullback.check.facts import At, Gradient, Number
-from pullback.check.own import own_argument
-from pullback.check.registered import Registered
+from pullback.check.findings.explaining import PATTERNS, Cause
+from pullback.check.findings.facts import At, Gradient, Number
+from pullback.check.findings.registered import Registered
 from pullback.check.repro.context import Form, Repro, ReproContext, text_of
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, worst_of
+from pullback.check.subject.conditions import RUNS, STEADY, needs
+from pullback.check.subject.own import own_argument
+from pullback.check.subject.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Skip,
+    Subject,
+    worst_of,
+)
 from pullback.judge.example import wide_of
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import Run, copies_of

@@ -28,12 +28,12 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import RUNS, STEADY, needs
-from pullback.check.facts import At, Gradient, Number
+from pullback.check.findings.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.gradients import gradient_lines
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject
+from pullback.check.subject.conditions import RUNS, STEADY, needs
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import copies_of
 

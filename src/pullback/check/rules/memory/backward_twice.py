@@ -24,11 +24,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pullback.check.conditions import KEEPS_MEMORY, RUNS, needs
-from pullback.check.explaining import REPEATING, Cause, Sign
-from pullback.check.facts import At, Gradient
+from pullback.check.findings.explaining import REPEATING, Cause, Sign
+from pullback.check.findings.facts import At, Gradient
 from pullback.check.repro.calls import second_backward
-from pullback.check.subject import (
+from pullback.check.subject.conditions import KEEPS_MEMORY, RUNS, needs
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     Rule,

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("B857", "kept-cotangent", "memory", Severity.FRAGILE, "quick")
 

@@ -33,9 +33,16 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pullback.check.facts import At, Input, Output
+from pullback.check.findings.facts import At, Input, Output
 from pullback.check.repro.context import ReproContext, indented, text_of
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
 from pullback.judge.example import tensors_in
 from pullback.judge.run import Run
 

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.others import other_values
-from pullback.check.registered import Registered
-from pullback.check.saving import saving
-from pullback.check.snapshot import share_memory
-from pullback.check.subject import (
+from pullback.check.findings.registered import Registered
+from pullback.check.inputs.others import other_values
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     ForwardRefusedError,
@@ -22,6 +20,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.check.watching.saving import saving
+from pullback.check.watching.snapshot import share_memory
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import Run
 

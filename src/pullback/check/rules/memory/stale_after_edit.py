@@ -26,11 +26,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import KEEPS_INPUTS, RUNS, STEADY, needs
-from pullback.check.facts import At, Gradient, Input, Output
+from pullback.check.findings.facts import At, Gradient, Input, Output
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, compared, text_of
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, differing
+from pullback.check.subject.conditions import KEEPS_INPUTS, RUNS, STEADY, needs
+from pullback.check.subject.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Skip,
+    Subject,
+    differing,
+)
 from pullback.judge.run import Run
 
 RULE = Rule("B851", "stale-after-edit", "memory", profile="quick")

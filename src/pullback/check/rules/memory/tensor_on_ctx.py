@@ -32,12 +32,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.explaining import UNWATCHED, Cause
-from pullback.check.facts import Input, Output
+from pullback.check.findings.explaining import UNWATCHED, Cause
+from pullback.check.findings.facts import Input, Output
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.snapshot import share_memory
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+from pullback.check.watching.snapshot import share_memory
 from pullback.judge.example import can_differ, tensors_in
 from pullback.judge.run import Run
 

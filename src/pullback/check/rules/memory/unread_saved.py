@@ -32,9 +32,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.saving import saving
-from pullback.check.spy import spy_on
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,
@@ -43,6 +41,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.check.watching.saving import saving
+from pullback.check.watching.spy import spy_on
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import cotangent_of, run
 

@@ -10,13 +10,20 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from pullback.check.explaining import ANYTHING, COMPARING, REPEATING, SHARED, Cause, Sign
-from pullback.check.facts import At, Cotangent, Gradient, Input, Output, Thing
-from pullback.check.registered import Registered
+from pullback.check.findings.explaining import ANYTHING, COMPARING, REPEATING, SHARED, Cause, Sign
+from pullback.check.findings.facts import At, Cotangent, Gradient, Input, Output, Thing
+from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import begun, changed_by_backward
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.snapshot import Snapshot, share_memory
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, differing
+from pullback.check.subject.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Skip,
+    Subject,
+    differing,
+)
+from pullback.check.watching.snapshot import Snapshot, share_memory
 from pullback.judge.example import tensors_in
 from pullback.judge.run import Run
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from pullback.check.dispatch import foreign_calls
-from pullback.check.explaining import COMPARING, IN_PLACE, Cause
-from pullback.check.facts import At, Input
-from pullback.check.others import other_values
-from pullback.check.registered import Registered
+from pullback.check.findings.explaining import COMPARING, IN_PLACE, Cause
+from pullback.check.findings.facts import At, Input
+from pullback.check.findings.registered import Registered
+from pullback.check.inputs.others import other_values
 from pullback.check.repro.calls import changed_by_forward
-from pullback.check.snapshot import Snapshot
-from pullback.check.spy import marking_of
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
-from pullback.check.writes import Written, written_inputs
+from pullback.check.subject.subject import (
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+from pullback.check.subject.writes import Written, written_inputs
+from pullback.check.watching.dispatch import foreign_calls
+from pullback.check.watching.snapshot import Snapshot
+from pullback.check.watching.spy import marking_of
 from pullback.judge.example import Example
 from pullback.judge.run import run
 

@@ -29,18 +29,18 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.conditions import RUNS, needs
-from pullback.check.dispatch import Fill, poisoned
-from pullback.check.draws import draws_in_backward
-from pullback.check.elsewhere import difference, results_of
-from pullback.check.explaining import COMPARING, Cause
-from pullback.check.facts import At, Gradient, Number, Output, Thing
+from pullback.check.findings.explaining import COMPARING, Cause
+from pullback.check.findings.facts import At, Gradient, Number, Output, Thing
 from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each, worst_of
-from pullback.check.trials import failed
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.draws import draws_in_backward
+from pullback.check.subject.elsewhere import difference, results_of
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each, worst_of
+from pullback.check.subject.trials import failed
+from pullback.check.watching.dispatch import Fill, poisoned
 from pullback.judge.example import Example, can_differ
 from pullback.judge.tolerances import is_close
 

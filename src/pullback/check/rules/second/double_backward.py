@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.facts import At
-from pullback.check.intermediates import keeps_intermediate
-from pullback.check.registered import Registered
+from torch import Tensor
+
+from pullback.check.findings.facts import At
+from pullback.check.findings.registered import Registered
 from pullback.check.repro.orders import second_slope
-from pullback.check.second_order import Defect, second_order
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.second_order import Defect, second_order
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject
+from pullback.check.watching.saving import saving
+from pullback.judge.example import can_differ, tensors_in
 
 INTENT = ("once_differentiable",)
 WRONG_DOUBLE_BACKWARD = Rule(
@@ -55,8 +58,8 @@ def wrong_double_backward(subject: Subject) -> Iterator[Finding | Skip]:
             at=At(found.thing, found.index),
             expected=found.expected,
             got=found.got,
-            why=SAVED if keeps_intermediate(subject) else "",
-            fix=RECOMPUTE if keeps_intermediate(subject) else DIFFERENTIATE,
+            why=SAVED if _keeps_intermediate(subject) else "",
+            fix=RECOMPUTE if _keeps_intermediate(subject) else DIFFERENTIATE,
         )
 
 
@@ -93,6 +96,31 @@ def _defects(rule: Rule, subject: Subject, *, is_cut: bool) -> Iterator[Defect |
         if defect.is_cut == is_cut:
             subject.reported.add((rule.group, defect.name))
             yield defect
+
+
+def _keeps_intermediate(subject: Subject) -> bool:
+    """Whether a tensor that is neither input nor output is saved, or lies on ctx.
+
+    Such a tensor has no history: to a second backward it is a constant.
+    """
+    if not subject.target.is_function:
+        return False
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with saving(subject.target, pack):
+        called = subject.run(subject.small)
+    for node in {id(o.grad_fn): o.grad_fn for o in called.outputs}.values():
+        packed += tensors_in(list(getattr(node, "__dict__", {}).values()))
+    known = {_memory(t) for t in (*tensors_in(called.passed), *called.outputs)}
+    return any(can_differ(tensor) and _memory(tensor) not in known for tensor in packed)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 RULES = (

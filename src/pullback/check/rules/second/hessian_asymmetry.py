@@ -27,11 +27,11 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.forward_mode import paired_sum
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.orders import weights_of
-from pullback.check.second_order import second_order, weighted_sum
-from pullback.check.subject import Finding, Rule, Skip, Subject, describe
+from pullback.check.subject.forward_mode import paired_sum
+from pullback.check.subject.second_order import second_order, weighted_sum
+from pullback.check.subject.subject import Finding, Rule, Skip, Subject, describe
 from pullback.judge.run import Run, cotangent_of
 
 RULE = Rule(

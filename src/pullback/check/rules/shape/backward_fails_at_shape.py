@@ -27,13 +27,13 @@ import math
 import re
 from collections.abc import Iterator
 
-from pullback.check.conditions import RUNS, needs
-from pullback.check.entries import common_shape, is_by_entry
-from pullback.check.explaining import Cause
+from pullback.check.findings.explaining import Cause
 from pullback.check.inputs.shapes import batches_of, fits, oblong_of, ranks_of, resized, sizes_of
-from pullback.check.retrial import COLUMNS
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
-from pullback.check.trials import TriedVariant, trial_of, trials
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.entries import common_shape, is_by_entry
+from pullback.check.subject.retrial import COLUMNS
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.trials import TriedVariant, trial_of, trials
 from pullback.judge.example import Example, can_differ
 
 # Shapes that every user meets, and those that a function may not be meant for.

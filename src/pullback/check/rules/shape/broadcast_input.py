@@ -25,8 +25,8 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.entries import common_shape, is_by_entry
-from pullback.check.subject import (
+from pullback.check.subject.entries import common_shape, is_by_entry
+from pullback.check.subject.subject import (
     CallError,
     Finding,
     ForwardRefusedError,
@@ -36,7 +36,7 @@ from pullback.check.subject import (
     Subject,
     each,
 )
-from pullback.check.trials import is_new, trial_of
+from pullback.check.subject.trials import is_new, trial_of
 from pullback.judge.example import Example
 
 RULE = Rule("S309", "broadcast-input", "shape", profile="quick")

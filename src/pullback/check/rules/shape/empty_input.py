@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.inputs.shapes import empty_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
-from pullback.check.trials import is_new, reported, trials
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.trials import is_new, reported, trials
 
 RULE = Rule("S304", "empty-input", "shape", profile="quick")
 

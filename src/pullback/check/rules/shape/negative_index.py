@@ -28,8 +28,16 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.check.inputs.values import is_permutation
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, each
-from pullback.check.trials import is_new, trial_of
+from pullback.check.subject.subject import (
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    each,
+)
+from pullback.check.subject.trials import is_new, trial_of
 from pullback.judge.example import Example
 
 RULE = Rule("S310", "negative-index", "shape", profile="quick")

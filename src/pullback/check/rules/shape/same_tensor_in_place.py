@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from pullback.check.facts import At, Both
-from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
+from pullback.check.findings.facts import At, Both
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import Example
 
 RULE = Rule("S311", "same-tensor-in-place", "shape", profile="quick")

@@ -24,11 +24,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pullback.check.explaining import Cause
-from pullback.check.facts import At, Both, Input, Number, Words
+from pullback.check.findings.explaining import Cause
+from pullback.check.findings.facts import At, Both, Input, Number, Words
 from pullback.check.inputs.arguments import doubled
 from pullback.check.repro.context import COMPARED, ReproContext, text_of
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from pullback.capture.indices import is_index
+from pullback.check.findings.registered import Registered
 from pullback.check.inputs.arguments import Variant, indices_of
 from pullback.check.inputs.shapes import (
     batches_of,
@@ -22,10 +23,9 @@ from pullback.check.inputs.shapes import (
     ranks_of,
     sizes_of,
 )
-from pullback.check.registered import Registered
-from pullback.check.retrial import by_indices, by_shape
-from pullback.check.subject import ForwardRefusedError, Rule, Subject
-from pullback.check.trials import Tried, TriedVariant, report_trials, trial_of, trials
+from pullback.check.subject.retrial import by_indices, by_shape
+from pullback.check.subject.subject import ForwardRefusedError, Rule, Subject
+from pullback.check.subject.trials import Tried, TriedVariant, report_trials, trial_of, trials
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.judge.example import Example
 
 RULE = Rule("T907", "changed-setting", "state", Severity.FRAGILE, "quick")

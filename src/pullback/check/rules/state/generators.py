@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from pullback.capture.trees import map_leaves
-from pullback.check.conditions import DETERMINISTIC, RUNS, needs
-from pullback.check.draws import draws
-from pullback.check.explaining import COMPARING, Cause
-from pullback.check.facts import At, Gradient
-from pullback.check.registered import Registered
+from pullback.check.findings.explaining import COMPARING, Cause
+from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, compared, text_of
-from pullback.check.subject import (
+from pullback.check.subject.conditions import DETERMINISTIC, RUNS, needs
+from pullback.check.subject.draws import draws
+from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
     Finding,

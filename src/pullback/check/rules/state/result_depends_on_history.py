@@ -29,12 +29,12 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.explaining import COMPARING, Cause
-from pullback.check.facts import At, Gradient, Number, Output, Thing, Words
-from pullback.check.others import other_values
+from pullback.check.findings.explaining import COMPARING, Cause
+from pullback.check.findings.facts import At, Gradient, Number, Output, Thing, Words
+from pullback.check.inputs.others import other_values
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     Rule,

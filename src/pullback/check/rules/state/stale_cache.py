@@ -29,13 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.explaining import COMPARING, Cause
-from pullback.check.facts import At, Output
-from pullback.check.leftovers import leftovers_of, with_leftovers
-from pullback.check.others import other_values
+from pullback.check.findings.explaining import COMPARING, Cause
+from pullback.check.findings.facts import At, Output
+from pullback.check.inputs.others import other_values
 from pullback.check.repro.context import Repro, ReproContext, context_at, rounded, text_of
 from pullback.check.repro.gradients import of_number
-from pullback.check.subject import (
+from pullback.check.subject.subject import (
     CallError,
     Finding,
     ForwardRefusedError,
@@ -44,6 +43,7 @@ from pullback.check.subject import (
     Subject,
     worst_of,
 )
+from pullback.check.watching.leftovers import leftovers_of, with_leftovers
 from pullback.judge.example import Example, can_differ, exact_copy
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close

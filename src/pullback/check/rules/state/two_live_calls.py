@@ -26,14 +26,14 @@ from itertools import islice
 
 from torch import Tensor
 
-from pullback.check.conditions import RUNS, needs
-from pullback.check.explaining import ANYTHING, REPEATING, Cause
-from pullback.check.facts import At, Gradient, Number, Words, shapes
+from pullback.check.findings.explaining import ANYTHING, REPEATING, Cause
+from pullback.check.findings.facts import At, Gradient, Number, Words, shapes
+from pullback.check.inputs.others import other_values
 from pullback.check.inputs.shapes import sizes_of
-from pullback.check.others import other_values
 from pullback.check.repro.context import ReproContext, compared, context_at, rounded, text_of
 from pullback.check.repro.trying import fails
-from pullback.check.subject import (
+from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
     ForwardRefusedError,

@@ -1,0 +1,1 @@
+"""What rules say, as data: findings, which of them explain others, and the report."""

@@ -1,0 +1,1 @@
+"""Calls watched from outside: operators, what is saved, written and left behind."""
