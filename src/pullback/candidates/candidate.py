@@ -51,6 +51,7 @@ def serve(talk: Talk) -> None:
         "arrange",
         "row",
         "give",
+        "now",
         "tampered",
     )
     talk.serve({verb: getattr(here, verb) for verb in verbs})
@@ -219,6 +220,10 @@ class Here:
         for number, path in zip(numbers, paths, strict=True):
             _save(self._section.kept[number], path)
         return {}
+
+    def now(self) -> dict[str, Any]:
+        """What the clocks say that calls are timed by."""
+        return {"now": [caller.now() for caller in self._callers.values()]}
 
     def tampered(self) -> dict[str, Any]:
         """What the candidate has replaced and changed."""
