@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pullback.candidates.calling import Called, backward, cotangents_for, forward
 from pullback.candidates.trials import Trial, TrialMaker
+from pullback.candidates.written import written_copy
 from pullback.judge.example import Example, tensors_in
 
 FORWARD, BACKWARD, BOTH_WAYS = "forward", "backward", "both"
@@ -57,6 +58,10 @@ class Caller:
         self._mode = FORWARD
         self._seen: tuple[Tensor, ...] = ()  # outputs at the given sizes
 
+    def now(self) -> float:
+        """What the clock says that calls are timed by."""
+        return self._clock()
+
     @property
     def knows_outputs(self) -> bool:
         """Whether it knows what outputs look like."""
@@ -88,7 +93,7 @@ class Caller:
                 called = self._timed(work, section)
                 section.called.append(called)
                 section.kept.append(
-                    [None if t is None else t.detach().clone() for t in called.tensors]
+                    [None if t is None else written_copy(t) for t in called.tensors]
                 )
         self._waiting = []
         return section
