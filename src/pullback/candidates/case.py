@@ -152,9 +152,9 @@ class Case:
         changed = set(said["changed"]) - set(self.bench.known["changes"]) - self.donated
         if changed:
             names = self.bench.known["names"]
-            told = ", ".join(names[i] if i < len(names) else f"tensor {i}" for i in sorted(changed))
+            shown = ", ".join(names[i] if i < len(names) else f"tensor {i}" for i in sorted(changed))
             why = "a reference that runs after it would see other inputs"
-            self.found(JudgeFinding(rules.INPUTS, trial.label(), "inputs as given", told, why))
+            self.found(JudgeFinding(rules.INPUTS, trial.label(), "inputs as given", shown, why))
         if said["same_code"]:
             self.found(JudgeFinding(rules.SAME_CODE, trial.label()))
         return said
@@ -292,7 +292,7 @@ class Case:
             self.notes.append(f"not tried: {which}, after {limit:g} s of computing")
         for one in self.checked:
             if one["severity"] == "wrong":
-                told = f"{one['code']} {one['name']}: {one['sentence']}"
+                shown = f"{one['code']} {one['name']}: {one['sentence']}"
                 self.found(
-                    JudgeFinding(rules.UNSOUND, one["at"], one["expected"], one["got"], told)
+                    JudgeFinding(rules.UNSOUND, one["at"], one["expected"], one["got"], shown)
                 )
