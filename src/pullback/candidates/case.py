@@ -152,7 +152,9 @@ class Case:
         changed = set(said["changed"]) - set(self.bench.known["changes"]) - self.donated
         if changed:
             names = self.bench.known["names"]
-            which = ", ".join(names[i] if i < len(names) else f"tensor {i}" for i in sorted(changed))
+            which = ", ".join(
+                names[i] if i < len(names) else f"tensor {i}" for i in sorted(changed)
+            )
             why = "a reference that runs after it would see other inputs"
             self.found(JudgeFinding(rules.INPUTS, trial.label(), "inputs as given", which, why))
         if said["same_code"]:
