@@ -303,19 +303,6 @@ def test_batch_of_one_is_right_or_refused():
         function.apply(x)
 
 
-def test_size_of_nothing_is_checked_where_the_text_fails():
-    def inner_rows(x):
-        return F.pad(x[2:] - x[:-2], (0, 0, 1, 1))
-
-    function, text = printed(inner_rows, leaf(3, 4))
-
-    assert "Written for sizes with 1 <= x.shape[0]." in text
-    for rows in (1, 2, 5):
-        assert_same(inner_rows, function, leaf(rows, 4))
-    with pytest.raises(ValueError, match=r"x\.shape\[0\] must be at least 1, got 0"):
-        function.apply(leaf(0, 4))
-
-
 def test_size_that_no_tensor_has_is_made_of_those_that_are_there():
     """The gradient of the convolution has the sizes of the padded image, which is not saved."""
 

@@ -167,10 +167,6 @@ def _assumptions(
 ) -> Iterator[tuple[str, Callable[[Sequence[Tensor]], bool]]]:
     """What a capture goes by in sizes, as Python, each with its test on tensors."""
     yield from _numbers(captured, names, is_fixed=True)
-    for name, node in zip(names, captured.joint.inputs, strict=True):
-        for dim in range(node.meta["val"].dim()):
-            check = InputCheck(f"1 <= {name}.shape[{dim}]")  # a capture takes no size for 0
-            yield check.condition, partial(check.holds, names)
     for clause in captured.clauses:
         if text := clause_in_words(clause, names):
             yield text, partial(captured.stage.meets, clause)
