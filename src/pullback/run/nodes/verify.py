@@ -34,6 +34,7 @@ from pullback.judge.closeness import (
     Measured,
     ValueDifference,
     coarsest_rounding,
+    largest_number,
     value_difference,
 )
 from pullback.judge.example import can_differ, wide_of
@@ -270,6 +271,7 @@ class GraphTrial:
                 functools.partial(self._near_at, place),
                 self.terms,
                 self.steps,
+                lambda: self.largest,
             )
             found = value_difference(name, mine, theirs, measured)
             if found is not None:
@@ -299,7 +301,12 @@ class GraphTrial:
     @functools.cached_property
     def nearby(self) -> Sequence[Sequence[Any]]:
         """What eager ops give for rows that are a few units in the last place away."""
-        return [self.run(_nudged(self.row, sign)) for sign in (1, -1)]
+        return [self.run(_nudged(self.row, sign, draw)) for draw in (0, 1) for sign in (1, -1)]
+
+    @functools.cached_property
+    def largest(self) -> float:
+        """The largest number of the row and of what is made of it."""
+        return max(map(largest_number, (*self.row, *self.values)), default=0.0)
 
     def _exact_at(self, place: int) -> Any:
         return None if self.exact is None else self.exact[place]
@@ -345,20 +352,29 @@ def _double(value: Any) -> Any:
     return wide_of(value) if can_differ(value) else value
 
 
-def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
+def _nudged(row: Sequence[Any], sign: int, draw: int) -> list[Any]:
     """The row, its numbers moved by a few units in the last place, each to one side or the other.
 
     The strides stay, since a capture may go by them.
     """
     moved = []
     for seed, x in enumerate(row):
-        if can_differ(x) and x.numel() and not Layout.of(x).overlaps:
+        if can_differ(x) and x.numel():
+            shape, x = x.shape, _without_repeats(x)
             eps = torch.finfo(x.dtype).eps
-            sides = normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
+            drawn = normal(torch.empty(x.shape, device=x.device), len(row) * draw + seed)
+            sides = drawn.sign() * sign
             step = (sides * (NUDGE * eps)).to(x.dtype)
-            x = Layout.of(x).filled(x.detach() + x.detach() * step)
+            x = Layout.of(x).filled(x.detach() + x.detach() * step).expand(shape)
         moved.append(x)
     return moved
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    """The part of `x` whose elements have places of their own; to be expanded again."""
+    for dim, step in enumerate(x.stride()):
+        x = x.narrow(dim, 0, 1) if step == 0 else x
+    return x
 
 
 # ---- double precision ----
