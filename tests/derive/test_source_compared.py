@@ -510,6 +510,14 @@ def attended(x):
     return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
 
 
+def test_kernel_that_ends_the_process_at_a_size_of_zero_is_not_reached():
+    function, _ = printed(attended, leaf(3, 4))
+
+    for shape in ((0, 4), (3, 0)):
+        with pytest.raises(ValueError, match=r"must be at least 1, got 0"):
+            function.apply(leaf(*shape))
+
+
 def changed_through_a_view(x):
     y = x.clone()
     y.mT.mul_(1.5)
