@@ -45,8 +45,8 @@ def work_of(pid: int) -> float:
 
 
 def work_below(pid: int) -> float:
-    """The processor time of the processes that it has started, for which it may wait."""
-    return sum(map(work_of, children_of(pid)))
+    """The processor time of the processes below it, for which it may wait, as for a build."""
+    return sum(map(work_of, processes_below(pid)))
 
 
 def memory_of(pid: int) -> int:

@@ -1,9 +1,9 @@
 """Calls must not disturb one another.
 
 What it checks
-    Two calls with different inputs are made before either backward runs; the backwards run in both
-    orders, after a third forward, also one with another shape. The gradients are those of a single
-    call.
+    Two calls with different inputs, and different random numbers, are made before either backward
+    runs; the backwards run in both orders, after a third forward, also one with another shape. The
+    gradients are those of a single call.
 
 Why it matters
     State on the class, in a module or in a global is overwritten by the next forward: the first
@@ -22,6 +22,7 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from torch import Tensor
@@ -61,6 +62,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     one, two = subject.base, other_values(subject.base)
     if not subject.accepts(two):
         two = one
+    two = replace(two, seed=one.seed + 1)  # what a call draws belongs to it alone, too
     last = next((e for e in islice(sizes_of(two), 4) if subject.accepts(e)), two)
     try:
         alone = [_alone(subject, example, draw) for draw, example in enumerate((one, two))]
