@@ -37,7 +37,7 @@ test-all: $(STAMP) compiler  ## run every test
 
 test-triton: $(STAMP) $(TRITON)  ## run the kernels that we write in Triton's interpreter
 	PYTHONPATH=$(CURDIR)/build/triton $(PYTEST) -m needs_triton \
-		tests/emit/triton tests/run/test_triton.py tests/run/test_verify.py $(ARGS)
+		tests/emit/triton tests/run/backends/test_triton.py tests/run/nodes/test_verify.py $(ARGS)
 
 lint: $(STAMP)  ## check style, types and who imports whom; print the size of it all
 	$(BIN)/ruff check .

@@ -33,9 +33,9 @@ from pullback.check.repro.context import ReproContext as ReproContext
 from pullback.check.repro.context import compared as compared
 from pullback.check.repro.context import indented as indented
 from pullback.check.repro.context import text_of as text_of
+from pullback.check.subject.gap import worst_of as worst_of
 from pullback.check.subject.subject import Subject as Subject
 from pullback.check.subject.subject import each as each
-from pullback.check.subject.subject import worst_of as worst_of
 from pullback.check.target.target import target_of as target_of
 from pullback.judge.example import Example as Example
 from pullback.judge.example import can_differ as can_differ
@@ -48,5 +48,5 @@ from pullback.judge.run import Raised as Raised
 from pullback.judge.run import Run as Run
 from pullback.judge.tolerances import is_close as is_close
 from pullback.run.backend import Backend as Backend
-from pullback.run.node import Compiled as Compiled
-from pullback.run.node import NodeSpec as NodeSpec
+from pullback.run.nodes.node import Compiled as Compiled
+from pullback.run.nodes.node import NodeSpec as NodeSpec

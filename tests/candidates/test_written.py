@@ -2,7 +2,7 @@
 
 import torch
 
-from pullback.candidates.written import why_lazy, why_other, written, written_copy
+from pullback.candidates.written import in_memory, why_lazy, why_other, written_copy
 
 
 class Late(torch.Tensor):
@@ -36,12 +36,12 @@ def test_what_comes_late_is_not_what_was_written():
     assert written_copy(late).tolist() == [0.0] * 3
     assert why_lazy(late) == ""
     assert "Late" in why_other(late)
-    assert written(late).tolist() == [7.0] * 3
+    assert in_memory(late).tolist() == [7.0] * 3
 
 
 def test_a_class_of_its_own_is_not_lazy():
     for tensor in (torch.ones(2).as_subclass(Named), torch.nn.Parameter(torch.ones(2))):
-        assert type(written(tensor)) is torch.Tensor
+        assert type(in_memory(tensor)) is torch.Tensor
         assert why_lazy(tensor) == why_other(tensor) == ""
 
 

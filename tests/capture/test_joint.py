@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, fx
 
 import pullback as pb
-from pullback.capture.joint import capture, one_at_a_time
+from pullback.capture.joint import capture
 from pullback.capture.marks import NodeMarks
+from pullback.capture.modes import one_at_a_time
 from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD, calls
 from tests.capture.cases import SCALE, normal, programs

@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from pullback.capture.seeds import (
-    in_memory_order,
-    in_order_of,
-    memory_order,
-    moved_a_little,
-    normal,
-    picked,
-)
+from pullback.capture.seeds import moved_a_little, normal, picked
 
 GRID = torch.arange(1.0, 7.0).reshape(2, 3)
 
@@ -43,21 +36,3 @@ def test_picked_elements_come_from_the_tensor():
     assert found.shape == (2, 2, 2)
     assert set(found.flatten().tolist()) <= set(GRID.flatten().tolist())
     assert picked(torch.empty(0), (2,), 1).tolist() == [1, 1]
-
-
-def test_order_in_memory_is_kept():
-    values = torch.ones(4, 5, requires_grad=True)
-    laid_out = in_order_of(GRID.t(), values)
-
-    assert (laid_out.shape, laid_out.stride()) == ((4, 5), (1, 4))
-    assert laid_out.is_leaf
-    assert not laid_out.requires_grad
-
-
-def test_copy_lies_in_memory_in_the_order_of_strides():
-    copy = in_memory_order(GRID, (1, 2))
-
-    assert memory_order((1, 2)) == [1, 0]
-    assert torch.equal(copy, GRID)
-    assert copy.stride() == (1, 2)
-    assert in_memory_order(GRID.t(), (2, 1)).is_contiguous()

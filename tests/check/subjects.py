@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pullback.check.repro.writing import with_repro
 from pullback.check.rules import all_rules
 from pullback.check.subject.subject import Finding, Skip, Subject
 from pullback.check.target.target import target_of
@@ -39,7 +40,8 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 def subject(target: Any, *args: Any, profile: str = "standard") -> Subject:
     """`target` at one example, in this process."""
-    return Subject(target_of(target), (example_of(args),), profile=profile)
+    examples = (example_of(args),)
+    return Subject(target_of(target), examples, profile=profile, show=with_repro)
 
 
 def findings(check: Any, target: Any, *args: Any) -> list[Finding]:

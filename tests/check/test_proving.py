@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 import pullback as pb
 from pullback.check import proving
-from pullback.check.processes.isolate import Died
+from pullback.check.processes.endings import Died
 from tests.check.subjects import made, normal
 
 X = normal(4)

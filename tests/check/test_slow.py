@@ -8,7 +8,8 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check.processes.isolate import Died, Seen, Watch
+from pullback.check.processes.endings import Died
+from pullback.check.processes.watch import Seen, Watch
 from pullback.judge.progress import Progress
 
 

@@ -427,8 +427,8 @@ def test_idle_comment_is_reported(project):
 
 def count_checks(monkeypatch):
     calls = []
-    real = cli.check
-    monkeypatch.setattr(cli, "check", lambda *a, **k: calls.append(a[0].name) or real(*a, **k))
+    real = cli.checked
+    monkeypatch.setattr(cli, "checked", lambda *a, **k: calls.append(a[0].name) or real(*a, **k))
     return calls
 
 

@@ -1,8 +1,14 @@
 """Settings come from the command line, then the file, then the default; a target has its own."""
 
+import pickle
+from functools import partial
 from pathlib import Path
 
+from pullback.check.kernels.sending import sent_by_value
+from pullback.check.target.target import target_of
+from pullback.cli.check import _inside
 from pullback.cli.settings import COMMAND_LINE, Chosen, Settings, merged
+from tests.check import functions as f
 
 FILE = Path("/project/pyproject.toml")
 
@@ -82,3 +88,11 @@ def test_settings_are_shown_with_their_origins():
         "once-differentiable = true\n"
         'domain = { "x" = [0, inf] }'
     )
+
+
+def test_what_settings_say_of_functions_inside_can_be_sent_to_a_worker():
+    options_of = partial(_inside, Settings(declare={"*:Square": {"surrogate": "x"}}))
+    sent = pickle.loads(sent_by_value(options_of))
+
+    assert sent(target_of(f.Square)) == {"allow": (), "declares": {"surrogate": "x"}}
+    assert sent(target_of(f.Product))["declares"] is None

@@ -7,7 +7,9 @@ import torch
 
 import pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
-from pullback.run import available, native, wrapper
+from pullback.run import available
+from pullback.run.backends import native
+from pullback.run.lowering import wrapper
 
 pytestmark = pytest.mark.needs_cuda
 

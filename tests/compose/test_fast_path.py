@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pullback as pb
 from pullback.errors import DoubleBackwardError
 
-node = import_module("pullback.run.node")
+node = import_module("pullback.run.nodes.node")
 
 
 def pair(*shape, dtype=torch.float64):

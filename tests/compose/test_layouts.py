@@ -86,7 +86,7 @@ def test_every_layout_and_cotangent_is_right_and_compiled(backend):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_sizes_share_code_in_each_pattern_of_strides(backend, monkeypatch):
-    from pullback.run import inductor
+    from pullback.run.backends import inductor
 
     made = []
     real = inductor._made
@@ -330,7 +330,7 @@ def test_eager_backend_tells_nothing():
 
 
 def test_more_patterns_than_code_is_made_for_are_told(monkeypatch):
-    from pullback.run import making
+    from pullback.run.nodes import making
 
     monkeypatch.setattr(making, "PATTERNS", 0)
     args = leaf(3, 4), leaf(4)
@@ -386,7 +386,7 @@ def test_backward_that_saves_no_input_gets_code_for_expanded_cotangents():
 @pytest.mark.parametrize("backend", COMPILING)
 def test_first_call_compiles_one_backward(backend, monkeypatch):
     """The expanded cotangent of a sum is copied, and gets code of its own if it comes again."""
-    from pullback.run import inductor
+    from pullback.run.backends import inductor
 
     made = []
     real = inductor._made
@@ -454,3 +454,21 @@ def test_program_that_asks_for_its_layout_gets_that_of_each_call(maker, program,
 def results(call, x):
     y = call(x)
     return y, torch.autograd.grad(y.sum(), x)[0]
+
+
+def test_backward_that_views_its_cotangent_gets_a_copy_of_it():
+    """Code for the cotangent's own layout cannot be had: no reason to say that nothing compiles."""
+
+    def flat(x, w):
+        return (x.flatten() * w).view(x.shape)
+
+    x, w = leaf(4, 6), leaf(24)
+    combined = pb.combine(flat, x, w, backend="inductor")
+    cotangent = torch.randn(6, 4).mT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        for _ in range(3):
+            got = torch.autograd.grad(combined(x, w), (x, w), cotangent)
+            torch.testing.assert_close(got, torch.autograd.grad(flat(x, w), (x, w), cotangent))
+
+    assert "eager" not in combined.explain()

@@ -13,7 +13,7 @@ import pullback as pb
 from examples import my_relu
 from pullback.emit.compiled import build_file, library_of
 from pullback.errors import BuildError
-from pullback.run import cache
+from pullback.run.disk import cache
 
 FILE = """\
 #include <torch/library.h>

@@ -257,3 +257,19 @@ def test_attribute_set_later_is_seen():
     cls.backward = staticmethod(lambda ctx, g: g * ctx._forward_cls.factor)
 
     assert slope(cls) == 5.0
+
+
+def test_function_is_hidden_from_the_compiler_once():
+    pytest.importorskip("torch._dynamo")
+    info = info_of(square())
+
+    def run():
+        return 1
+
+    hidden = info.opaque(run)
+
+    assert hidden is not run
+    assert hidden() == 1
+    assert info.opaque(run) is hidden
+    assert len({id(info.opaque(lambda: 1)) for _ in range(9)}) > 1
+    assert len(info.hidden) < 5

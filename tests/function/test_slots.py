@@ -446,18 +446,58 @@ def test_forward_mode_is_noticed():
 # ---- the compiler ----
 
 
-def test_unseen_function_is_in_torchs_folder():
+def test_frames_of_unseen_function_are_left_alone():
+    def compiled_frames(function):
+        frames = []
+
+        def backend(graph, examples):
+            frames.append(graph)
+            return graph.forward
+
+        @torch._dynamo.disable(recursive=False)
+        def call(x):
+            return function(x)
+
+        torch.compile(lambda x: call(x), backend=backend)(torch.ones(2))
+        return len(frames)
+
+    def seen(x):
+        return x + 1
+
+    def marked(x):
+        return x + 1
+
+    assert compiled_frames(seen) == 1
+    assert compiled_frames(slots.unseen(marked)) == 0
+    assert marked.__code__.co_filename == __file__
+
+
+def test_error_in_a_context_is_shown_at_its_line():
+    class Marks(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(3)
+
+    with pytest.raises(pb.errors.MarkedNonTensorError) as raised:
+        Marks.apply(torch.ones(2))
+
+    files = [pathlib.Path(entry.path) for entry in raised.traceback]
+    assert "context.py" in {file.name for file in files}
+    assert {file.name for file in files if not file.exists()} == {"dispatch.py"}  # `torchs_own`
+
+
+def test_torchs_own_function_is_in_torchs_folder():
     def function(x):
         return x + 1
 
     home = str(pathlib.Path(torch.autograd.function.__file__).parent)
-    marked = slots.unseen(function)
+    marked = slots.torchs_own(function)
 
     assert marked(1) == 2
     assert marked.__code__.co_filename.startswith(home)
 
 
-def test_unseen_function_is_skipped_by_dynamo():
+def test_torchs_own_function_is_skipped_by_dynamo():
     skipped = pytest.importorskip("torch._dynamo.trace_rules")
 
     def seen(x):
@@ -466,7 +506,7 @@ def test_unseen_function_is_skipped_by_dynamo():
     def marked(x):
         return x
 
-    slots.unseen(marked)
+    slots.torchs_own(marked)
 
     assert skipped.check_file(marked.__code__.co_filename).skipped
     assert not skipped.check_file(seen.__code__.co_filename).skipped

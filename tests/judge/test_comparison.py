@@ -151,3 +151,33 @@ def test_unserved_rows_are_right_or_wrong():
     assert comparison.misled(shifted, rows) == (rows[:1], rows[1:2])
     assert comparison.misled(refusing, rows) == (rows[:2], [])
     assert comparison.misled(refusing, [replace(rows[0], is_odd=True)]) == ([], [])
+
+
+# ---- by the same formulas, in other steps ----
+
+
+def total(x):
+    return x.exp().sum(-1)
+
+
+@pytest.mark.parametrize(("factor", "is_seen"), [(1.0, False), (1.0001, True)])
+def test_measured_comparison_sees_less_than_half_the_digits(factor, is_seen):
+    comparison = compared_with(total, torch.randn(4, 50, requires_grad=True))
+    example = comparison.rows[0]
+
+    def in_other_order(given):
+        return [factor * given[0].flip(-1).exp().sum(-1)]
+
+    expected = comparison.expected(example)
+    found = comparison.observe(in_other_order, example)
+    assert comparison.apart(expected, found, example) is None
+    assert (comparison.measurably_apart(expected, found, example) is not None) is is_seen
+
+
+def test_inputs_that_were_not_asked_for_have_no_gradient():
+    x, y = row(2, 3), row(2, 3)
+    captured = capture(two, (x, y))
+    comparison = Comparison(captured, two, tensor_specs_of((x, y)), needs=(True, False))
+
+    first = comparison.expected(comparison.rows[0]).first
+    assert {len(gradients) for gradients in first.values()} == {1}

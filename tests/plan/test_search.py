@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pullback.plan.build import build_candidate
 from pullback.plan.choice import choose_measurement
-from pullback.plan.measurements import AS_WRITTEN, COMBINED, HYBRID, PlanCandidate
+from pullback.plan.measurements import AS_WRITTEN, COMBINED, HYBRID, PlanCandidate, build_candidate
 from pullback.plan.search import PlanSearch
 from pullback.plan.sized_program import sized_program
 from tests.plan.fakes import (

@@ -37,7 +37,9 @@ def test_name_stands_in_one_module():
 def test_name_in_two_modules_is_found(monkeypatch):
     planted = ast.parse("def planted(): ...\nclass Own: ...\n")
     monkeypatch.setattr(
-        figures, "trees", lambda: {"pullback.graph.dead": planted, "pullback.run.node": planted}
+        figures,
+        "trees",
+        lambda: {"pullback.graph.dead": planted, "pullback.run.nodes.node": planted},
     )
 
     assert set(figures.defined_twice()) == {"planted", "Own"}

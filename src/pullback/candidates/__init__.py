@@ -9,7 +9,7 @@ its own, in which nothing else runs: the reference is called, and results are co
 - `trials`: inputs that nobody can foresee. `comparing`: how far results may be apart.
 - `timing`: times, and the intervals of their ratios. `limits`: what the machine can do.
 - `tampering`: functions of PyTorch and Python that were replaced.
-- `rules`, `reasons`: what can be found, and by what it is told. `verdict`: the result.
+- `rules`, `reasons`: what can be found, and how it is recognised. `verdict`: the result.
 """
 
 from __future__ import annotations
@@ -54,10 +54,8 @@ def judge(
     >>> verdict = judge("kernel.py:softmax", "plain.py:softmax", (x,))  # doctest: +SKIP
     >>> verdict.right, verdict.honest, verdict.speedup  # doctest: +SKIP
     """
-    from pullback.candidates.judging import judge as run  # heavy
-
-    return run(
-        candidate,
+    (verdict,) = judge_all(
+        [candidate],
         reference,
         inputs,
         gradients=gradients,
@@ -68,6 +66,7 @@ def judge(
         seconds=seconds,
         profile=profile,
     )
+    return verdict
 
 
 def judge_all(
@@ -81,6 +80,6 @@ def judge_all(
     >>> for verdict in judge_all(["a.py:f", "b.py:f"], "plain.py:f"):  # doctest: +SKIP
     ...     print(verdict.right, verdict.speedup)
     """
-    from pullback.candidates.judging import judge_all as run
+    from pullback.candidates.judging import judge_all as run  # heavy
 
     return run(candidates, reference, inputs, **options)

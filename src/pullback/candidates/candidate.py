@@ -29,7 +29,7 @@ from pullback.candidates.tampering import (
     torch_settings,
 )
 from pullback.candidates.trials import Trial, TrialMaker
-from pullback.candidates.written import why_lazy, why_other, written, written_copy
+from pullback.candidates.written import in_memory, why_lazy, why_other, written_copy
 from pullback.check.watching.dispatch import poisoned
 from pullback.errors import type_and_line
 from pullback.judge.example import exact_copy, tensors_in
@@ -152,14 +152,14 @@ class Here:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 before = forward(self.apply, args)
-                _save(map(written, before.outputs), paths[0])
+                _save(map(in_memory, before.outputs), paths[0])
                 if how != "shape":
                     for old, other in zip(tensors_in(args), tensors_in(new), strict=True):
                         old.copy_(other)
                     new = args if how == "identity" else _renamed(args)
                 after = forward(self.apply, new)
                 self._settle()
-                _save(map(written, after.outputs), paths[1])
+                _save(map(in_memory, after.outputs), paths[1])
         except Exception as error:
             return {"refused": type(error).__name__}
         return {}
@@ -259,7 +259,7 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two tensors hold the same bits."""
     if one is None or other is None:
         return one is other
-    a, b = written(one), written(other)
+    a, b = in_memory(one), in_memory(other)
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 

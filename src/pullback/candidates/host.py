@@ -25,13 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from pullback.check.processes.confine import end_group, lead, signal_group
+from pullback.check.processes.start import python_calling, started
 from pullback.errors import InternalError, type_and_line
 
 WAKE = 0.5  # seconds, after which a process that does not answer is woken
 START = 120.0  # seconds until a process answers for the first time
-_MAIN = (
-    "import sys; sys.path[:] = {found}; from pullback.candidates.host import serve; serve({jobs})"
-)
 HIDDEN = "PULLBACK_JUDGE_SHOW"  # set it to see what candidates print
 
 
@@ -118,19 +116,11 @@ class Host:
 
     def __init__(self) -> None:
         self._talk, theirs = Pipe()
-        found = [str(Path(__file__).resolve().parents[2]), *(place for place in sys.path if place)]
         shown = None if os.environ.get(HIDDEN) else subprocess.DEVNULL
         # To ask PyTorch whether there is a GPU must not start it: forks could not use it then.
         environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN.format(found=found, jobs=theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=shown,
-            stderr=shown,
-            start_new_session=True,
-        )
+        end = theirs.fileno()
+        self._process = started(python_calling(f"{__name__}.serve", end), [end], shown, environment)
         theirs.close()
         self.owner = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="pullback-judge-", dir=_fast_folder())

@@ -17,13 +17,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from pullback.candidates.case import FIRST, Case
-from pullback.candidates.host import (
-    LostError,
-    Peer,
-    ReferenceLostError,
-    RefusedError,
-    warm_host,
-)
+from pullback.candidates.host import LostError, Peer, ReferenceLostError, RefusedError, warm_host
 from pullback.candidates.sources import Source, sendable
 from pullback.candidates.system import held_back
 from pullback.candidates.verdict import Verdict
@@ -35,7 +29,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """How to judge: see `judge`."""
+    """How to judge: the options of `pb.judge`, which explains them."""
 
     gradients: bool | None = None
     seed: int | None = None
@@ -44,47 +38,6 @@ class JudgeSettings:
     cold: bool = True
     seconds: float | None = None
     profile: str = "standard"
-
-
-def judge(
-    candidate: Any,
-    reference: Callable[..., Any] | str,
-    inputs: Any = None,
-    *,
-    gradients: bool | None = None,
-    seed: int | None = None,
-    check: bool = True,
-    compiled: bool = True,
-    cold: bool = True,
-    seconds: float | None = None,
-    profile: str = "standard",
-) -> Verdict:
-    """Whether `candidate` is right, honest, and how much faster than `reference` it is.
-
-    Both are a Function class, a callable, or the name of one ("file.py:F"). A candidate that is not
-    trusted is given by its name: then its code runs in a process of its own alone. `inputs` is a
-    tuple of arguments, a list of such tuples, or a function that gives one; left out, `examples` of
-    the reference or of its module is asked.
-
-    `gradients` says whether the candidate must have a gradient; left out, one that has none is
-    judged by its forward alone, and the verdict says so. `seed` makes the inputs of an earlier
-    verdict again. `check` runs `pb.check` as well, in this `profile`. `compiled` times
-    `torch.compile` of the reference, too. With `cold`, caches are cold before each timed call.
-    `seconds` is how long to time.
-    """
-    (verdict,) = judge_all(
-        [candidate],
-        reference,
-        inputs,
-        gradients=gradients,
-        seed=seed,
-        check=check,
-        compiled=compiled,
-        cold=cold,
-        seconds=seconds,
-        profile=profile,
-    )
-    return verdict
 
 
 def judge_all(

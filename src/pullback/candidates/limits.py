@@ -110,7 +110,7 @@ def _name(device: torch.device) -> str:
 
 
 def _clock(device: torch.device) -> float | None:
-    """The clock rate now, where it can be told."""
+    """The clock rate now, where it is known."""
     if device.type == "cuda":
         try:
             return float(torch.cuda.clock_rate(device))

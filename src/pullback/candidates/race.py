@@ -159,10 +159,10 @@ class Race:
             sections.append((calls, self._row(mode, trials)))
             if sections[-1][1] < ENOUGH and calls < MANY:
                 calls *= 5  # too short to be told from what a message takes
-        told = self.times[mode].calls
-        if not is_believed(told, sections):
+        reported = self.times[mode].calls
+        if not is_believed(reported, sections):
             calls, seconds = min(sections, key=lambda section: section[1] / section[0])
-            expected = f"{statistics.median(told):.3g} s a call, as its own clock says"
+            expected = f"{statistics.median(reported):.3g} s a call, as its own clock says"
             got = f"{seconds / calls:.3g} s a call"
             why = "its own clock was replaced, or what waits for the end of the work"
             self.case.found(
@@ -225,14 +225,14 @@ class Race:
             shares = {"bytes": round(least / taken, 4), "flops": round(work / taken, 4)}
             self.limits["share_of_limit"][mode] = shares
             counts = needs.get(f"{mode}_bytes", 0.0) >= 4 * machine["cache_bytes"]
-            told = f"{taken:.3g} s"
+            got = f"{taken:.3g} s"
             if counts and taken < IMPOSSIBLE * least:
                 expected = f"at least {least:.3g} s to move the numbers once"
-                self.case.found(JudgeFinding(rules.IMPOSSIBLE, mode, expected, told))
+                self.case.found(JudgeFinding(rules.IMPOSSIBLE, mode, expected, got))
             elif taken < IMPOSSIBLE * work:
                 expected = f"{work:.3g} s for the operations of the reference"
                 why = "a better algorithm, or work that is left out"
-                self.case.found(JudgeFinding(rules.FEWER, mode, expected, told, why))
+                self.case.found(JudgeFinding(rules.FEWER, mode, expected, got, why))
 
     def speedups(self) -> dict[str, Any]:
         """How many times faster than each rival, in each mode."""

@@ -23,7 +23,7 @@ from pullback.candidates.sources import Source, fingerprints_of
 from pullback.candidates.trials import GIVEN, Trial, TrialMaker
 from pullback.errors import ExamplesError
 from pullback.judge.example import describe_value, example_of, tensors_in
-from pullback.run.lower import compile_privately
+from pullback.run.lowering.lower import compile_privately
 
 KEPT = 4  # truths that are kept for another look
 

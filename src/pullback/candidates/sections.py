@@ -64,7 +64,7 @@ class Caller:
 
     @property
     def knows_outputs(self) -> bool:
-        """Whether it was told what outputs look like."""
+        """Whether it knows what outputs look like."""
         return bool(self._seen)
 
     def prepare(self, mode: str, trials: Sequence[Trial]) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pullback.check.processes.confine import processes_below
+from pullback.check.processes.system import processes_below
 
 TICK = 0.01  # seconds, to which the system rounds what threads have computed that are gone
 GONE = "gone"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DRAWS = 1000  # of rounds, for an interval
-BELIEVED = 1.6  # times as long as told may a call take by the clock outside
+BELIEVED = 1.6  # times as long as reported may a call take by the clock outside
 SLACK = 2e-3  # seconds that a section of calls may take beyond: messages, other programs
 CACHED = 2.0  # times as long a call takes at new numbers as at old ones, where these are looked up
 DRIFT = 0.98  # of the rate of another clock that one may have
@@ -54,15 +54,15 @@ def speedup(mine: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Ra
     return Ratio(value, drawn[int(0.025 * DRAWS)], drawn[int(0.975 * DRAWS) - 1])
 
 
-def is_believed(told: Sequence[float], sections: Sequence[tuple[int, float]]) -> bool:
-    """Whether what a process told of its calls can be true.
+def is_believed(reported: Sequence[float], sections: Sequence[tuple[int, float]]) -> bool:
+    """Whether what a process reports of its calls can be true.
 
     `sections` are numbers of calls in a row, with the seconds that they took by the clock outside;
     the shortest counts, since other programs only add to it.
     """
-    if not told or not sections:
+    if not reported or not sections:
         return True
-    usual = statistics.median(told)
+    usual = statistics.median(reported)
     return any(seconds <= calls * usual * BELIEVED + SLACK for calls, seconds in sections)
 
 

@@ -83,8 +83,8 @@ class Verdict:
         lines = [str(finding) for finding in self.findings]
         lines.append(head)
         for mode, found in self.speedups.items():
-            told = ", ".join(f"{ratio} of {rival}" for rival, ratio in found.items())
-            lines.append(f"  {mode}: {told}")
+            shown = ", ".join(f"{ratio} of {rival}" for rival, ratio in found.items())
+            lines.append(f"  {mode}: {shown}")
         tried = ", ".join(f"{key} {value}" for key, value in self.tried.items())
         lines.append(f"  tried: {tried}")
         lines += [f"  note: {note}" for note in self.notes]

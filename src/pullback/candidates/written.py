@@ -14,7 +14,7 @@ from pullback.function.slots import no_torch_function
 _detach, _clone, _dispatch = Tensor.detach, Tensor.clone, Tensor.__torch_dispatch__
 
 
-def written(tensor: Tensor) -> Tensor:
+def in_memory(tensor: Tensor) -> Tensor:
     """A plain tensor in the same memory; of a class that has none, what it says there is."""
     if not _has_numbers(tensor):
         found = tensor.detach().clone()
@@ -25,7 +25,7 @@ def written(tensor: Tensor) -> Tensor:
 
 def written_copy(tensor: Tensor) -> Tensor:
     """The numbers that stand there now, in a plain tensor of their own."""
-    return _clone(written(tensor))
+    return _clone(in_memory(tensor))
 
 
 def why_lazy(tensor: Tensor) -> str:
@@ -42,7 +42,7 @@ def why_lazy(tensor: Tensor) -> str:
 def why_other(tensor: Tensor) -> str:
     """As `why_lazy`, for one that says other numbers than stand in its memory. It is asked."""
     before = written_copy(tensor)
-    said = written(tensor.detach().clone())
+    said = in_memory(tensor.detach().clone())
     is_same = before.shape == said.shape and bool(((before == said) | (before != before)).all())
     return "" if is_same else _of_class(tensor)
 

@@ -6,7 +6,6 @@ engine itself calls each hand-written backward, which is thereby taken over as i
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import Stage, apart, joined_clauses
-from pullback.capture.modes import autocast_now
+from pullback.capture.modes import autocast_now, one_at_a_time
 from pullback.capture.offsets import counts_from_memory
 from pullback.capture.opaque import OpaqueCall, probed
 from pullback.capture.refuse import may_be_of_sizes, refusing, require_memory_apart
@@ -35,20 +34,6 @@ from pullback.capture.trees import Spec, flatten, literal_of, unflatten
 from pullback.function.isolation import isolated
 from pullback.function.modes import uncompiled
 from pullback.graph.parts import JointGraph
-
-_LOCK = threading.RLock()
-
-
-@contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Hold the one lock of capture and compilation, which its thread may take again.
-
-    PyTorch notes in a global that it traces: two threads at once would leave it set for ever. A
-    backward meanwhile runs on the thread that holds the lock: on one of PyTorch's own, as for
-    tensors on a GPU, it could want the lock to compile what it runs, and would wait for ever.
-    """
-    with _LOCK, torch.autograd.set_multithreading_enabled(False):
-        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The modes of PyTorch that a call is made under, as far as the program itself switched them."""
+"""The modes of PyTorch that a call is made under, and the lock of all that switches global ones."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -67,3 +68,18 @@ def modes_now(devices: frozenset[str]) -> Modes:
         torch.is_inference_mode_enabled(),
         tuple((device, torch.get_autocast_dtype(device)) for device in on),
     )
+
+
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Hold the one lock of capture and compilation, which its thread may take again.
+
+    PyTorch notes in a global that it traces: two threads at once would leave it set for ever. A
+    backward meanwhile runs on the thread that holds the lock: on one of PyTorch's own, as for
+    tensors on a GPU, it could want the lock to compile what it runs, and would wait for ever.
+    """
+    with _LOCK, torch.autograd.set_multithreading_enabled(False):
+        yield

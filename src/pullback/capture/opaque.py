@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
+from pullback.capture.layouts import Layout
 from pullback.capture.patch import watching
 from pullback.capture.trees import Spec, flatten, tensor_leaves, unflatten
 from pullback.errors import CaptureError
@@ -36,23 +37,6 @@ _FIX = "call it outside of the composition, or let it work on a clone"
 _numbers = itertools.count()
 _library = torch.library.Library("pullback_opaque", "FRAGMENT")
 _known: dict[str, OpaqueCall] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a tensor is, but for its values."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(tensor: Tensor) -> _Kind:
-        return _Kind(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
-
-    def empty(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +59,14 @@ class OpaqueCall:
     cls: Any
     leaves: tuple[Any, ...]
     spec: Spec
-    inputs: tuple[_Kind, ...]
+    inputs: tuple[Layout, ...]
     needs: tuple[bool, ...]
-    outputs: tuple[_Kind, ...]
+    outputs: tuple[Layout, ...]
     out_leaves: tuple[Any, ...]
     out_spec: Spec
     live: tuple[int, ...]
     pulled: tuple[int, ...] = ()
-    gradients: tuple[_Kind, ...] = ()
+    gradients: tuple[Layout, ...] = ()
     overwritten: tuple[int, ...] = ()
     name: str = ""
 
@@ -109,7 +93,7 @@ class OpaqueCall:
     def apply(self, args: Sequence[Any]) -> Any:
         """Call it in a trace."""
         tensors = tensor_leaves(tuple(args))
-        found = tuple(_Kind.of(x) for x in tensors)
+        found = tuple(_layout(x) for x in tensors)
         if found != self.inputs or tuple(x.requires_grad for x in tensors) != self.needs:
             raise self.differs("other tensors when it is captured than when it runs")
         made: Any = _Traced.apply(self, *tensors)  # type: ignore[no-untyped-call]
@@ -195,6 +179,10 @@ class _Ran:
                 self.saved[number] = place, held.shape, held.stride(), offset
 
 
+def _layout(tensor: Tensor) -> Layout:
+    return Layout.of(tensor, needs=False)
+
+
 def _memory(tensor: Tensor) -> int:
     return storage_key(tensor)
 
@@ -219,7 +207,7 @@ def _run(call: OpaqueCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], _Ra
 def _forward_of(call: OpaqueCall) -> Callable[..., Any]:
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         outputs, ran, _ = _run(call, tensors)
-        if tuple(map(_Kind.of, outputs)) != call.outputs:
+        if tuple(map(_layout, outputs)) != call.outputs:
             raise call.differs(f"outputs of shapes {[list(x.shape) for x in outputs]}")
         if tuple(i for i, x in enumerate(outputs) if x.requires_grad) != call.live:
             raise call.differs("other differentiable outputs than before")
@@ -277,12 +265,12 @@ def _backward_of(call: OpaqueCall) -> Callable[..., Any]:
     return backward
 
 
-def _laid(gradient: Tensor | None, kind: _Kind, taken: set[int]) -> Tensor:
+def _laid(gradient: Tensor | None, kind: Layout, taken: set[int]) -> Tensor:
     """A gradient in memory of its own, laid out as it is known to be."""
     if gradient is None:
         return kind.empty().zero_()
     gradient = gradient.detach()
-    if _Kind.of(gradient) == kind and _memory(gradient) not in taken:
+    if _layout(gradient) == kind and _memory(gradient) not in taken:
         return gradient
     return kind.empty().copy_(gradient)
 
@@ -357,9 +345,9 @@ def probe(cls: Any, args: Sequence[Any]) -> OpaqueCall:
     numbers = itertools.count()
     slots = tuple(_Slot(next(numbers)) if isinstance(x, Tensor) else x for x in leaves)
     needs = tuple(x.requires_grad for x in tensors)
-    kinds = tuple(map(_Kind.of, tensors))
+    kinds = tuple(map(_layout, tensors))
     first = OpaqueCall(cls, slots, spec, kinds, needs, (), (), spec, ())
-    given = [_copied(x) for x in tensors]
+    given = [Layout.copy_of(x.detach()) for x in tensors]
     before = [x.clone() for x in given]
     state = TorchState()
     outputs, ran, returned = _run(first, given)
@@ -376,7 +364,7 @@ def probe(cls: Any, args: Sequence[Any]) -> OpaqueCall:
     numbers = itertools.count()
     out_slots = tuple(_Slot(next(numbers)) if isinstance(x, Tensor) else x for x in out_leaves)
     found = _pulled(ran, given, bare, live, needs) if live else {}
-    made = tuple(map(_Kind.of, bare))
+    made = tuple(map(_layout, bare))
     return _registered(
         OpaqueCall(cls, slots, spec, kinds, needs, made, out_slots, out_spec, live, **found)
     )
@@ -404,24 +392,17 @@ def _pulled(
     pairs = [(p, g) for p, g in zip(needing, found, strict=True) if g is not None]
     return {
         "pulled": tuple(place for place, _ in pairs),
-        "gradients": tuple(_dense(_Kind.of(gradient)) for _, gradient in pairs),
+        "gradients": tuple(_dense(_layout(gradient)) for _, gradient in pairs),
         "overwritten": tuple(changed),
     }
 
 
-def _dense(kind: _Kind) -> _Kind:
+def _dense(kind: Layout) -> Layout:
     """The same, in memory of its own: an expanded gradient is written out."""
     if 0 not in kind.stride:
         return kind
     strides = torch.empty(kind.shape, device="meta").stride()
-    return _Kind(kind.shape, tuple(strides), kind.dtype, kind.device)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    copy = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return copy.copy_(tensor.detach())
+    return replace(kind, stride=strides)
 
 
 def _same(one: Tensor, two: Tensor) -> bool:

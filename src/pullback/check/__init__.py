@@ -13,8 +13,8 @@ from pullback.errors import UnsoundError
 
 if TYPE_CHECKING:
     from pullback.check.findings.report import Report
+    from pullback.check.options import Progress
     from pullback.check.recordings.recorded import Recording
-    from pullback.check.runner import Progress
 
 
 def check(
@@ -75,11 +75,10 @@ def check(
         from pullback.check.ranks.early import load_without_group
 
         load_without_group()
-    from pullback.check.runner import check as run  # heavy
+    from pullback.check.options import CheckOptions  # heavy, as is what follows
+    from pullback.check.runner import checked
 
-    return run(
-        target,
-        inputs,
+    options = CheckOptions(
         select=select,
         allow=allow,
         profile=profile,
@@ -93,6 +92,7 @@ def check(
         sanitize=sanitize,
         progress=progress,
     )
+    return checked(target, inputs, options)
 
 
 def assert_sound(

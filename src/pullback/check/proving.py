@@ -11,23 +11,18 @@ from collections.abc import Iterable
 
 from pullback.check.findings.finding import Finding, Severity, Skip
 from pullback.check.findings.report import Proved
-from pullback.check.processes.isolate import Died, answer_of
+from pullback.check.job import Job
+from pullback.check.options import PROOF_SECONDS
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of
 from pullback.check.subject.subject import Subject
-from pullback.check.work import SEED, Job
+from pullback.check.work import SEED
 from pullback.function.isolation import drawing_from
 
-# Seconds of work to search for a proof, by profile.
-SECONDS = {"quick": 0.0, "standard": 1.0, "deep": 20.0}
 # Operators in forward and backward for each of these seconds: of more, as of loops written out, not
 # even the expressions are made in time.
 OPERATORS = 250
 PATIENCE = 2.0  # times as much work, or as long at rest, and the search is ended
-
-
-def import_prover(profile: str) -> None:
-    """Load what a search needs, so that not each worker must."""
-    if SECONDS[profile]:
-        import pullback.prove.proof  # noqa: F401  heavy: sympy
 
 
 def proved_of(job: Job, results: Iterable[Finding | Skip], *, is_here: bool) -> Proved | None:
@@ -36,7 +31,7 @@ def proved_of(job: Job, results: Iterable[Finding | Skip], *, is_here: bool) -> 
     It is for a Function whose backward is meant to be forward's, where no rule found a wrong
     result: that would come first.
     """
-    seconds, target = SECONDS[job.profile], job.target
+    seconds, target = PROOF_SECONDS[job.profile], job.target
     is_asked = any(registered.rule.group == "gradient" for registered in job.rules)
     is_wrong = any(isinstance(r, Finding) and _is_against(r) for r in results)
     if not (seconds and is_asked and target.is_function) or is_wrong or target.intent.has_surrogate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from pullback.check.findings.finding import Severity
 from pullback.check.findings.report import Report
 from pullback.check.inputs.given import arguments_from
 from pullback.check.models.rules import model_rules
+from pullback.check.options import CheckOptions
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.rules import all_rules
-from pullback.check.runner import check
-from pullback.check.target.target import Target, choosing, declared_with
+from pullback.check.runner import checked
+from pullback.check.target.target import Target, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
@@ -48,26 +49,29 @@ KEPT = "this is the result of an earlier check: nothing has changed since (--no-
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What holds for every target of one command."""
-
-    settings: Settings
-    inputs: InputSource
-    placements: tuple[tuple[str, str], ...] = ()
-    sanitize: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line names beside settings."""
+    """What the command line names beside settings; `recording` is what `--inputs` names."""
 
     targets: tuple[str, ...]
     expressions: tuple[str, ...]
-    inputs: str | None
+    recording: str | None
     libraries: tuple[str, ...]
     ranks: int | None
+    placements: tuple[tuple[str, str], ...]
+    sanitize: bool
+    write_baseline: bool
     changed: str | None
     shard: tuple[int, int] | None
+    html: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What holds for every target of one command."""
+
+    asked: Asked
+    settings: Settings
+    inputs: InputSource
 
 
 @dataclass(slots=True)
@@ -133,19 +137,8 @@ class CheckedTargets:
 @click.option("--json", "is_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--github", "is_github", is_flag=True, help="The same as --output-format github.")
 def command(
-    targets: tuple[str, ...],
-    expressions: tuple[str, ...],
-    recording: str | None,
-    libraries: tuple[str, ...],
-    ranks: int | None,
-    placements: tuple[tuple[str, str], ...],
-    sanitize: bool,
     settings_path: Path | None,
     show_settings: bool,
-    write_baseline: bool,
-    changed: str | None,
-    shard: tuple[int, int] | None,
-    html: Path | None,
     is_json: bool,
     is_github: bool,
     **given: Any,
@@ -175,34 +168,20 @@ def command(
       pullback check my_project.models:make_model --inputs my_project.data:make_batch
     """
     given["output_format"] += ("json",) * is_json + ("github",) * is_github
+    asked = Asked(**{one.name: given.pop(one.name) for one in fields(Asked)})
     settings = settings_from(settings_path, given)
     if show_settings:
         click.echo(settings.shown())
         return
-    outputs = outputs_of(settings.output_format, html)
+    outputs = outputs_of(settings.output_format, asked.html)
     aside = Aside(is_asked=not outputs.is_text)
-    if not (targets or recording or settings.targets or changed is not None):
-        raise click.UsageError(
-            "Name a TARGET, a recording with --inputs, --changed, or `targets` in the settings."
-        )
-    if placements and ranks is None:
-        raise click.UsageError("--placement says what the values of ranks are: give --ranks too.")
-    review = Review.begun(settings, is_writing=write_baseline)
-    asked = Asked(targets, expressions, recording, libraries, ranks, changed, shard)
+    _require_use(asked, settings)
+    review = Review.begun(settings, is_writing=asked.write_baseline)
     results = _prepared(asked, settings)
     review.is_writing &= not results.is_mistaken
-    options = Options(settings, results.inputs, placements, sanitize)
-    _check_all(results, options, review, outputs)
+    _check_all(results, Options(asked, settings, results.inputs), review, outputs)
     aside.end()
-    is_part = shard or changed or results.is_mistaken
-    files = [] if is_part else review.whole_files(results.names, results.left(), settings.root)
-    remarks = (*_remarks(review, results, files), *_idle(settings, results))
-    outcome = Outcome(
-        tuple(one.report for one in results.checked),
-        tuple(results.errors),
-        remarks,
-        Severity(settings.fail_on),
-    )
+    outcome = _outcome(results, asked, settings, review)
     if outputs.is_text:
         written = review.written(results.checked) if review.is_writing else ""
         for line in _last_lines(outcome, written, results.found):
@@ -212,16 +191,26 @@ def command(
         click.echo(str(error), err=True)
     if results.is_cut and not outcome.fails:
         raise KeyboardInterrupt
-    code = _code(outcome, is_known=write_baseline, found=results.found)
+    code = _code(outcome, is_known=asked.write_baseline, found=results.found)
     click.get_current_context().exit(code or COULD_NOT_RUN * bool(lost))
+
+
+def _require_use(asked: Asked, settings: Settings) -> None:
+    """A usage error where nothing is named to check, or options do not go together."""
+    if not (asked.targets or asked.recording or settings.targets or asked.changed is not None):
+        raise click.UsageError(
+            "Name a TARGET, a recording with --inputs, --changed, or `targets` in the settings."
+        )
+    if asked.placements and asked.ranks is None:
+        raise click.UsageError("--placement says what the values of ranks are: give --ranks too.")
 
 
 def _prepared(asked: Asked, settings: Settings) -> CheckedTargets:
     """The targets and inputs; a mistake in what was asked for is reported once for all targets."""
     results = CheckedTargets()
     try:
-        given, recorded = named_inputs(asked.inputs) if asked.inputs else (None, None)
-        names = asked.targets or named_targets(settings, asked.inputs, recorded, asked.changed)
+        given, recorded = named_inputs(asked.recording) if asked.recording else (None, None)
+        names = asked.targets or named_targets(settings, asked.recording, recorded, asked.changed)
         results.names = tuple(unfolded(settings, names))
         values = tuple(value_of(expression) for expression in asked.expressions) or given
         results.inputs = InputSource(values, recorded, asked.ranks)
@@ -255,14 +244,19 @@ def _check_all(results: CheckedTargets, options: Options, review: Review, output
         results.errors += [(name, _cut(name)) for name in left[:1]]
 
 
-def _remarks(review: Review, results: CheckedTargets, files: Sequence[str]) -> tuple[Remark, ...]:
-    """What can be tidied up; a baseline that cannot be written is an error like others."""
+def _outcome(results: CheckedTargets, asked: Asked, settings: Settings, review: Review) -> Outcome:
+    """All that came of it; a baseline that cannot be written is an error like others."""
+    is_part = asked.shard or asked.changed or results.is_mistaken
+    files = [] if is_part else review.whole_files(results.names, results.left(), settings.root)
     try:
-        return tuple(review.remarks(results.checked, files))
+        remarks = tuple(review.remarks(results.checked, files))
     except BaselineError as error:
         review.is_writing = False
         results.errors.append((review.name, error))
-        return ()
+        remarks = ()
+    remarks = (*remarks, *_idle(settings, results))
+    reports = tuple(one.report for one in results.checked)
+    return Outcome(reports, tuple(results.errors), remarks, Severity(settings.fail_on))
 
 
 def _idle(settings: Settings, results: CheckedTargets) -> Iterator[Remark]:
@@ -305,32 +299,13 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
 def _checked(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     """The report on one target, or what keeps it from being checked."""
     torch.manual_seed(0)  # the same inputs, whatever was checked before
-    with choosing(partial(_inside, options.settings)):
-        return _report(options, identity, target)
-
-
-def _report(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     chosen = options.settings.of(identity.names, identity.file)
     try:
         declared = declared_with(target, chosen.declares)
         source = _source(options, chosen)
         inputs, note = inputs_for(identity.name, declared, source)
 
-        def run(arguments: Any) -> Report:
-            with _progress(target.name if options.settings.jobs == 1 else "") as progress:
-                return check(
-                    declared,
-                    arguments,
-                    select=chosen.select,
-                    allow=chosen.allow,
-                    profile=chosen.profile,
-                    ranks=options.inputs.ranks,
-                    placements=dict(options.placements) or None,
-                    sanitize=options.sanitize,
-                    seconds=chosen.time or None,
-                    progress=progress,
-                )
-
+        run = partial(_run, options, chosen, declared)
         if options.inputs.ranks is not None or not options.settings.cache:
             report, was_kept = run(inputs), False
         else:
@@ -342,6 +317,23 @@ def _report(options: Options, identity: Identity, target: Target) -> Report | Pu
         return error
     notes = [note] if note else []
     return report.with_notes(*notes, *[KEPT] * was_kept)
+
+
+def _run(options: Options, chosen: Chosen, target: Target, arguments: Any) -> Report:
+    """The report on a target at these arguments, made now."""
+    with _progress(target.name if options.settings.jobs == 1 else "") as progress:
+        asked = CheckOptions(
+            select=chosen.select,
+            allow=chosen.allow,
+            profile=chosen.profile,
+            ranks=options.inputs.ranks,
+            placements=dict(options.asked.placements) or None,
+            sanitize=options.asked.sanitize,
+            seconds=chosen.time or None,
+            progress=progress,
+            options_of=partial(_inside, options.settings),
+        )
+        return checked(target, arguments, asked)
 
 
 def _inside(settings: Settings, target: Target) -> dict[str, Any]:

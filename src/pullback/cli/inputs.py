@@ -8,7 +8,8 @@ from typing import Any
 
 from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
 from pullback.check.inputs.stated import moved_inside
-from pullback.check.processes.isolate import Died, answer_of, why_no_fork
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of, why_no_fork
 from pullback.check.recordings.recorded import Recording, load_recording
 from pullback.check.target.naming import OPS, load
 from pullback.check.target.target import Target

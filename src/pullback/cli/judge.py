@@ -75,14 +75,10 @@ def command(
     reference: str,
     inputs: str | None,
     expressions: tuple[str, ...],
-    gradients: bool | None,
-    seed: int | None,
-    check: bool,
-    compiled: bool,
     warm: bool,
-    seconds: float | None,
     as_json: bool,
     output: Path | None,
+    **options: Any,
 ) -> None:
     """Judge kernels against a reference: right, honest, and how much faster.
 
@@ -100,17 +96,7 @@ def command(
     aside = Aside(is_asked=as_json)
     given = partial(_values, expressions) if expressions else inputs
     verdicts: list[Verdict] = []
-    for verdict in judge_all(
-        candidates,
-        reference,
-        given,
-        gradients=gradients,
-        seed=seed,
-        check=check,
-        compiled=compiled,
-        cold=not warm,
-        seconds=seconds,
-    ):
+    for verdict in judge_all(candidates, reference, given, cold=not warm, **options):
         verdicts.append(verdict)
         if not as_json:
             click.echo(f"{verdict}\n")

@@ -33,7 +33,7 @@ from pullback.cli.settings import Chosen
 from pullback.cli.sources import sources_of
 from pullback.judge.example import Example
 from pullback.report.stored import restored_report, stored
-from pullback.run.cache import entry, root
+from pullback.run.disk.cache import entry, root
 
 FORMAT = 1
 LIMIT = 2000  # results that are kept: some kilobytes each

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 import click
 
-from pullback.check.processes.confine import end_with
-from pullback.check.processes.isolate import end_of
+from pullback.check.processes.confine import flush_output
+from pullback.check.processes.endings import end_of
+from pullback.check.processes.fork import Fork
+from pullback.check.processes.wire import GarbledError, Outbox
 
 T = TypeVar("T")
 
@@ -54,75 +55,66 @@ def in_processes(task: Callable[[int], T], count: int, jobs: int) -> Iterator[T 
     The processes are forks of this one. After Ctrl-C no task is begun, and what those under way
     give is still reported.
     """
-    crew = _Crew(task, count, jobs)
+    team = _Team(task, count, jobs)
     done: dict[int, T | Lost] = {}
     following = 0
     try:
-        while crew.workers:
+        while team.workers:
             try:
-                for number, result in crew.results():
+                for number, result in team.results():
                     done[number] = result
             except KeyboardInterrupt:
-                crew.stop_beginning()
+                team.stop_beginning()
             while following in done:
                 yield done.pop(following)
                 following += 1
         yield from (done[number] for number in sorted(done))
     finally:
-        crew.end()
+        team.end()
 
 
 @dataclass(eq=False)
 class _Worker:
-    process: Any
-    pipe: Connection
-    life: int
+    fork: Fork
     current: int | None = None
 
 
-class _Crew:
+class _Team:
     """The processes that are at work, and the number of the next task, which they share."""
 
     def __init__(self, task: Callable[[int], Any], count: int, jobs: int) -> None:
-        self._context: Any = multiprocessing.get_context("fork")
         self._task, self._count = task, count
-        self._next = self._context.Value("l", 0)
-        self.workers = [self._started() for _ in range(min(jobs, count))]
+        self._next: Any = multiprocessing.get_context("fork").Value("l", 0)
+        self.workers: list[_Worker] = []
+        for _ in range(min(jobs, count)):
+            self._start()
 
-    def _started(self) -> _Worker:
-        ours, theirs = self._context.Pipe(duplex=False)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        life = os.pipe()  # nobody writes to it: it is closed when this process is gone
-        args = (self._task, self._count, self._next, theirs, life)
-        process = self._context.Process(target=_work, args=args, daemon=False)
-        process.start()
-        theirs.close()
-        os.close(life[0])
-        return _Worker(process, ours, life[1])
+    def _start(self) -> None:
+        # A process that was started later holds the pipes of those before it, and ends first. The
+        # workers of its own checks end with it in the same way.
+        self.workers.append(_Worker(Fork(self._work, None)))
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """What the processes say next; one that was lost is replaced while there is work."""
-        by_pipe = {worker.pipe: worker for worker in self.workers}
-        for pipe in wait(list(by_pipe)):
-            worker = by_pipe[pipe]  # type: ignore[index]
-            try:
-                kind, number, result = worker.pipe.recv()
-            except (EOFError, OSError):
-                yield from self._ended(worker)
-                continue
-            worker.current = number if kind == "begin" else None
-            if kind == "done":
-                yield number, result
+        wait([worker.fork.inbox.fileno() for worker in self.workers])
+        for worker in list(self.workers):
+            while worker.fork.inbox.poll(0.0):
+                try:
+                    kind, number, result = worker.fork.inbox.recv()
+                except (EOFError, GarbledError):
+                    yield from self._ended(worker)
+                    break
+                worker.current = number if kind == "begin" else None
+                if kind == "done":
+                    yield number, result
 
     def _ended(self, worker: _Worker) -> Iterator[tuple[int, Lost]]:
-        worker.process.join(5)
-        os.close(worker.life)
+        how = end_of(worker.fork.end())
         self.workers.remove(worker)
         if worker.current is not None:
-            yield worker.current, Lost(f"it {end_of(worker.process.exitcode)}")
+            yield worker.current, Lost(f"it {how}")
             if self._next.value < self._count:
-                self.workers.append(self._started())
+                self._start()
 
     def stop_beginning(self) -> None:
         """Let no other task begin."""
@@ -131,9 +123,27 @@ class _Crew:
     def end(self) -> None:
         """End every process."""
         for worker in self.workers:
-            worker.process.kill()
-            worker.process.join(5)
-            os.close(worker.life)
+            worker.fork.stop()
+
+    # ---- in a process ----
+
+    def _work(self, outbox: Outbox) -> None:
+        """One task after the other, until none is left."""
+        try:
+            while (number := self._following()) < self._count:
+                outbox.send(("begin", number, None))
+                outbox.send(("done", number, _done(self._task, number)))
+        except BaseException:  # also SystemExit: whoever waits sees the exit code
+            flush_output()
+            os._exit(80)
+        flush_output()
+        os._exit(0)
+
+    def _following(self) -> int:
+        with self._next.get_lock():
+            number = int(self._next.value)
+            self._next.value += 1
+        return number
 
 
 def _done(task: Callable[[int], Any], number: int) -> Any:
@@ -142,32 +152,3 @@ def _done(task: Callable[[int], Any], number: int) -> Any:
         return task(number)
     except Exception as error:
         return Lost(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
-
-
-def _work(
-    task: Callable[[int], Any],
-    count: int,
-    following: Any,
-    pipe: Connection,
-    life: tuple[int, int],
-) -> None:
-    """The life of a process: one task after the other."""
-    os.close(life[1])
-    # A process that was started later holds the pipes of those before it, and ends first. The
-    # workers of its own checks end with it in the same way.
-    end_with(life[0], os.getpid())
-    try:
-        while True:
-            with following.get_lock():
-                number = following.value
-                following.value += 1
-            if number >= count:
-                break
-            pipe.send(("begin", number, None))
-            pipe.send(("done", number, _done(task, number)))
-    except BaseException:  # also SystemExit: whoever waits sees the exit code
-        sys.stdout.flush()
-        os._exit(80)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
 if TYPE_CHECKING:
-    from pullback.compose.chunks import Rows
+    from pullback.compose.rows.chunks import Rows
     from pullback.derive.returned import DerivedFunction
 
 P = ParamSpec("P")
@@ -86,18 +86,13 @@ def combine(
     >>> print(F.explain())
     combined: one node of 2 units, backend "eager"
     """
-    if isinstance(program, nn.Module):
-        from pullback.compose.modules import combine_module  # heavy
+    from pullback.compose.combined import combine_program  # heavy
+    from pullback.compose.modules import combine_module
+    from pullback.compose.options import ComposeOptions
 
-        module: nn.Module = combine_module(
-            program, *examples, backend=backend, save=save, name=name, verify=verify
-        )
-        return module
-    from pullback.compose.combined import combine as make  # heavy
-
-    return make(  # type: ignore[no-any-return]
-        program, *examples, backend=backend, save=save, name=name, verify=verify
-    )
+    make: Any = combine_module if isinstance(program, nn.Module) else combine_program
+    made: nn.Module = make(program, examples, ComposeOptions(backend, save, name, verify))
+    return made
 
 
 @overload
@@ -186,11 +181,11 @@ def hybrid(
       one node: 0 sin, 1 exp
       as written: 2 mul
     """
-    from pullback.compose.grouped import hybrid as make  # heavy
+    from pullback.compose.grouped import hybrid_program  # heavy
+    from pullback.compose.options import ComposeOptions
 
-    return make(  # type: ignore[no-any-return]
-        program, *examples, groups=groups, backend=backend, save=save, name=name, verify=verify
-    )
+    options = ComposeOptions(backend, save, name, verify)
+    return hybrid_program(program, examples, groups, options)  # type: ignore[no-any-return]
 
 
 @overload
@@ -222,26 +217,35 @@ def chunked(
     """A `Function` that computes `program` a few rows at a time, so that its middle is never whole.
 
     Arguments:
-        program: a function with a large middle, such as a linear layer and its loss.
-        examples: arguments that it is captured with.
-        over: the dimension of the rows, for all tensors that have them, or by name.
-        chunks: how many parts; "auto" chooses by the memory that they take.
-        backend: that of one part: "auto", "eager", "inductor", "native".
-        name: of the Function.
+        program: as in `combine`; a loss head, say, from features, weights and labels to a loss.
+        examples: arguments to make it ready with; without them that is done at the first call.
+        over: the arguments that have the rows, by number or name; a mapping says in which dimension
+            of each, otherwise it is the first. Of one argument, the others that go with its rows
+            are found.
+        chunks: how many; "auto" chooses by the bytes that a row takes.
+        backend: what runs a chunk: "eager", "inductor", or "auto", the latter where it can be had.
+        name: what the Function is called, as in `combine`.
+
+    Raises `ChunkingError` where large rows depend on each other, and says where. Before it is used,
+    the result is compared with the program on a few rows, and compiled code with the program's ops.
+
+    Guarantee: the outputs and gradients of the program, but for the order in which sums over rows
+    are added up; sums of half precision are kept in float32. Second derivatives are those of the
+    program, run as it is written.
 
     >>> import torch
-    >>> import torch.nn.functional as F
-    >>> def head(x, w, labels):
-    ...     return F.cross_entropy(x @ w.t(), labels)
-    >>> x = torch.randn(64, 8, requires_grad=True)
-    >>> w = torch.randn(100, 8, requires_grad=True)
-    >>> labels = torch.randint(100, (64,))
-    >>> loss = chunked(head, x, w, labels, chunks=4, backend="eager")
-    >>> torch.allclose(loss(x, w, labels), head(x, w, labels))
+    >>> def head(x, weight, labels):
+    ...     return torch.nn.functional.cross_entropy(x @ weight.T, labels)
+    >>> chunked_head = chunked(head, over=("x", "labels"), chunks=4, backend="eager")
+    >>> x, weight = torch.randn(12, 5, requires_grad=True), torch.randn(9, 5, requires_grad=True)
+    >>> labels = torch.arange(12) % 9
+    >>> bool(torch.allclose(chunked_head(x, weight, labels), head(x, weight, labels)))
     True
+    >>> print(chunked_head.explain())
+    chunked: 4 chunks of 3 rows of `x` and `labels`, gradients made in forward, backend "eager"
     """
-    from pullback.compose.chunks import chunked as make  # heavy
+    from pullback.compose.options import ComposeOptions
+    from pullback.compose.rows.chunks import chunked_program  # heavy
 
-    return make(  # type: ignore[no-any-return]
-        program, *examples, over=over, chunks=chunks, backend=backend, name=name
-    )
+    options = ComposeOptions(backend, name=name)
+    return chunked_program(program, examples, over, chunks, options)  # type: ignore[no-any-return]

@@ -14,28 +14,20 @@ from typing import Any
 from pullback.capture.names import program_name
 from pullback.compose.fast_path import with_nodes
 from pullback.compose.nested import as_written, callable_of
+from pullback.compose.options import AS_WRITTEN, ComposeOptions, require_examples
 from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_text
 from pullback.derive.backward import make_derived
 from pullback.derive.returned import record_of
 from pullback.derive.traced import traceable
-from pullback.errors import CaptureError
 from pullback.function.slots import transforms_active
-from pullback.graph.cut import require_policy
-from pullback.run import backends_of
-from pullback.run.paths import Paths, UncompiledReason
+from pullback.run.nodes.paths import Paths, UncompiledReason
 
 
-def combine(
-    program: Callable[..., Any],
-    *examples: Any,
-    backend: str = "auto",
-    save: str | int | None = None,
-    name: str | None = None,
-    verify: bool = True,
+def combine_program(
+    program: Callable[..., Any], examples: tuple[Any, ...], options: ComposeOptions
 ) -> Any:
-    """As `pullback.combine`, which says what it does."""
-    program = callable_of(program)
-    save = policy_of(save, backend)
+    """As `pullback.combine` of what is no module."""
+    program, save, name = callable_of(program), options.policy(), options.name
     require_examples(program, examples)
     try:
         derived = make_derived(program, examples, save, name=name, keeps_inputs=True, opaque=True)
@@ -45,36 +37,10 @@ def combine(
         reason = reason_text(error)
         Paths(program_name(program)).as_written(UncompiledReason(reason, AS_WRITTEN))
         return as_written(program, reason, name)
-    return _combined(program, derived, backend, verify=verify)
+    return _combined(program, derived, options)
 
 
-AS_WRITTEN = "change that, or compose it by `pb.nest`, which says that it runs as written"
-
-
-def compiles(backend: str) -> bool:
-    """Whether a choice of backends asks for compiled code."""
-    return list(backends_of(backend)) != ["eager"]
-
-
-def policy_of(save: str | int | None, backend: str) -> str | int:
-    """What is saved: `save`, or what suits the backend."""
-    if save is None:
-        return "auto" if compiles(backend) else "everything"
-    require_policy(save)
-    return save
-
-
-def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
-    """Raise unless there are examples to capture a program with."""
-    if not examples:
-        raise CaptureError(
-            f"`{program_name(program)}` must be composed with examples of its arguments",
-            got="no example",
-            fix="pass tensors like those it will be called with, and its other arguments",
-        )
-
-
-def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify: bool) -> Any:
+def _combined(program: Callable[..., Any], derived: Any, options: ComposeOptions) -> Any:
     """`derived`, which runs the program as written for calls that it refuses."""
     reasons, known = Reasons(), record_of(derived)
 
@@ -100,7 +66,7 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
             refuse(args, {}, error)
         return is_refusal(error)
 
-    call, nodes = with_nodes(derived, general, backend, refused, verify=verify)
+    call, nodes = with_nodes(derived, general, options, refused)
 
     def explain() -> str:
         count = len(known.general.captured.units)

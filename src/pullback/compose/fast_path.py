@@ -11,12 +11,14 @@ from typing import Any
 
 from pullback.capture.environment import Environment
 from pullback.capture.modes import autocast_off
-from pullback.derive.call_table import CallEntry, CallTable, Unlisted, called_with
+from pullback.compose.options import ComposeOptions
+from pullback.derive.call_table import CallEntry, CallTable, Unlisted
+from pullback.derive.recipe import called_with
 from pullback.derive.returned import record_of
 from pullback.function.slots import has_autocast
 from pullback.run import backends_of
-from pullback.run.making import Nodes
-from pullback.run.paths import KEYWORD, SUBCLASS, TRANSFORM, Paths
+from pullback.run.nodes.making import Nodes
+from pullback.run.nodes.paths import KEYWORD, SUBCLASS, TRANSFORM, Paths
 
 GENERAL = "run the general way, op by op"
 
@@ -52,20 +54,18 @@ def table_of(
 def with_nodes(
     derived: Any,
     general: Callable[..., Any],
-    backend: str,
+    options: ComposeOptions,
     refused: Callable[[tuple[Any, ...], Exception], bool] = lambda args, error: False,
-    *,
-    verify: bool = True,
 ) -> tuple[Callable[..., Any], Nodes]:
-    """A function that makes the calls of a derived Function by nodes of a backend, and its nodes.
+    """A function that makes the calls of a derived Function by nodes, and these.
 
     A call that no node serves goes the general way, `general`. Where a call cannot be captured,
     `refused` is called, and says whether the program is to run as written from then on. Compiled
-    nodes are compared with their recipes, unless `verify` is False.
+    nodes are compared with their recipes where the options say so.
     """
     known = record_of(derived)
     name, module = derived.__name__, derived.__module__
-    nodes = Nodes(name, module, known, backends_of(backend), verifies=verify)
+    nodes = Nodes(name, module, known, backends_of(options.backend), verifies=options.verify)
 
     def make(args: tuple[Any, ...]) -> tuple[Callable[..., Any], str]:
         try:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import is_dense, is_odd
+from pullback.capture.layouts import strided_copy
 from pullback.capture.names import identifier
-from pullback.capture.seeds import strided_copy
 from pullback.capture.trees import flatten, map_leaves, tensor_leaves, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
 from pullback.capture.watch import shielded
@@ -32,6 +32,7 @@ from pullback.compose.grouping import (
     is_in_order,
     unfit,
 )
+from pullback.compose.options import ComposeOptions
 from pullback.compose.reasons import REFUSALS, reason_text
 from pullback.compose.text import NodeCall, units_function
 from pullback.derive.backward import make_derived
@@ -138,11 +139,8 @@ def flow_of(
     program: Program,
     groups: Sequence[Sequence[int]],
     args: Sequence[Any],
-    *,
-    save: str | int,
-    backend: str = "eager",
+    options: ComposeOptions,
     module: str,
-    verify: bool = True,
 ) -> Flow:
     """The flow of a recording, with a node for each group of several units.
 
@@ -162,9 +160,7 @@ def flow_of(
                 continue
             parts[group] = part = _live(program, part_of(program, group), args)
             try:
-                nodes[group] = node_of(
-                    part, values, save=save, backend=backend, module=module, verify=verify
-                )
+                nodes[group] = node_of(part, values, options, module)
             except REFUSALS as error:
                 reasons[group] = reason_text(error)
             except RuntimeError as error:  # the program has run, but its backward does not
@@ -225,26 +221,20 @@ _nodes: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
 
 
-def node_of(
-    part: Part,
-    values: dict[int, Tensor],
-    *,
-    save: str | int,
-    backend: str,
-    module: str,
-    verify: bool = True,
-) -> Any:
+def node_of(part: Part, values: dict[int, Tensor], options: ComposeOptions, module: str) -> Any:
     """The class of a node that makes the calls of `part`; parts written alike share it."""
-    key = (_written(part), save, backend, verify)
+    key = (_written(part), options)
     with _lock:
         known = _nodes.get(key)
         if known is None:
             name, numbers = _name(part.units), (part.inputs, part.outputs)
             program = units_function(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
-            known = make_derived(program, examples, save, keeps_inputs=True, opaque=True)
+            known = make_derived(
+                program, examples, options.policy(), keeps_inputs=True, opaque=True
+            )
             general = partial(record_of(known).call, known)
-            call, known.nodes = with_nodes(known, general, backend, verify=verify)
+            call, known.nodes = with_nodes(known, general, options)
             known = traceable(known, call)
             _nodes[key] = known
         return known

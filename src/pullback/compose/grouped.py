@@ -18,41 +18,32 @@ from torch import Tensor
 from pullback.capture.fake import is_odd
 from pullback.capture.names import program_name
 from pullback.capture.trees import map_leaves, tensor_leaves
-from pullback.compose.combined import (
-    AS_WRITTEN,
-    compiles,
-    policy_of,
-    require_examples,
-)
 from pullback.compose.fast_path import table_of
 from pullback.compose.flow import Flow, flow_of, recorded_units, skeleton
 from pullback.compose.nested import as_written, callable_of, composition
+from pullback.compose.options import AS_WRITTEN, ComposeOptions, require_examples
 from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_text
 from pullback.derive.recipes import Recipes
 from pullback.function.slots import has_tangent, transforms_active
 from pullback.judge.tensor_specs import tensor_spec_of_leaf
 from pullback.run import describe_backend
-from pullback.run.paths import Paths, UncompiledReason
+from pullback.run.nodes.paths import Paths, UncompiledReason
 
 FLOWS = 256  # how many calls of other kinds and sizes are kept
 
 
-def hybrid(
+def hybrid_program(
     program: Callable[..., Any],
-    *examples: Any,
-    groups: Iterable[Iterable[int]] = (),
-    backend: str = "auto",
-    save: str | int | None = None,
-    name: str | None = None,
-    verify: bool = True,
+    examples: tuple[Any, ...],
+    groups: Iterable[Iterable[int]],
+    options: ComposeOptions,
 ) -> Any:
     """As `pullback.hybrid`, which says what it does."""
-    program = callable_of(program)
-    save = policy_of(save, backend)
+    program, name = callable_of(program), options.name
+    options = ComposeOptions(options.backend, options.policy(), verify=options.verify)
     require_examples(program, examples)
-    chosen = tuple(tuple(group) for group in groups)
-    paths = Paths(program_name(program), warns=compiles(backend))
-    flows = _Flows(program, chosen, save, backend, paths, verify=verify)
+    flows = _Flows(program, tuple(tuple(group) for group in groups), options)
+    paths = flows.paths
     try:
         flows.begin(examples)
     except REFUSALS as error:
@@ -75,19 +66,13 @@ class _Flows:
         self,
         program: Callable[..., Any],
         groups: tuple[tuple[int, ...], ...],
-        save: str | int,
-        backend: str,
-        paths: Paths,
-        *,
-        verify: bool,
+        options: ComposeOptions,
     ) -> None:
         self.program = program
-        self.paths = paths
-        self.verify = verify
         self.groups = groups
-        self.save = save
-        self.backend = backend
-        self.kinds = Recipes(program, save)
+        self.options = options
+        self.paths = Paths(program_name(program), warns=options.compiles)
+        self.kinds = Recipes(program, options.policy())
         self.reasons = Reasons()
         self._flows: OrderedDict[Any, Flow] = OrderedDict()
         self._lock = threading.RLock()
@@ -166,15 +151,7 @@ class _Flows:
         whole.__name__ = getattr(program, "__name__", type(program).__name__)
         units = recorded_units(whole, call)
         module = getattr(program, "__module__", None) or "__main__"
-        return flow_of(
-            units,
-            self.groups,
-            call,
-            save=self.save,
-            backend=self.backend,
-            module=module,
-            verify=self.verify,
-        )
+        return flow_of(units, self.groups, call, self.options, module)
 
     # ---- what to say of it ----
 
@@ -184,7 +161,7 @@ class _Flows:
         nodes = len(flow.nodes)
         alone = sum(len(group) for group in flow.groups if group not in flow.nodes)
         first = f"hybrid: {_count(nodes, 'node')} and {_count(alone, 'unit')} as written"
-        rows = [f"{first}, {describe_backend(self.backend)}"]
+        rows = [f"{first}, {describe_backend(self.options.backend)}"]
         for group in flow.groups:
             names = ", ".join(f"{n} {flow.program.units[n].name}" for n in group)
             how = "one node" if group in flow.nodes else "as written"

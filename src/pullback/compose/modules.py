@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -24,13 +24,8 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.patch import is_watched
-from pullback.compose.combined import (
-    AS_WRITTEN,
-    combine,
-    compiles,
-    policy_of,
-    require_examples,
-)
+from pullback.capture.trees import tensor_leaves
+from pullback.compose import combine
 from pullback.compose.functional import (
     ModuleLayout,
     changed_by,
@@ -40,65 +35,45 @@ from pullback.compose.functional import (
     require_values,
     with_own_tensors,
 )
+from pullback.compose.options import AS_WRITTEN, ComposeOptions, require_examples
 from pullback.compose.reasons import is_refusal, reason_text
-from pullback.function.slots import in_forward_mode, transforms_active
-from pullback.run.paths import Paths, UncompiledReason
+from pullback.function.slots import in_forward_mode, is_jit_tracing, transforms_active
+from pullback.run.nodes.paths import META, Paths, UncompiledReason
 
 Make = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)
 
 
-@dataclass(frozen=True, slots=True)
-class ComposeOptions:
-    """How a module is combined."""
-
-    backend: str
-    save: str | int | None
-    name: str | None
-    verify: bool = True
-
-    def make(self, program: Callable[..., Any], *examples: Any) -> Any:
-        """The composition of a module's program."""
-        options: Any = {"save": self.save, "name": self.name, "verify": self.verify}
-        return combine(program, *examples, backend=self.backend, **options)
-
-
-def combine_module(
-    module: nn.Module,
-    *examples: Any,
-    backend: str = "auto",
-    save: str | int | None = None,
-    name: str | None = None,
-    verify: bool = True,
-) -> Any:
+def combine_module(module: nn.Module, examples: tuple[Any, ...], options: ComposeOptions) -> Any:
     """A module that computes what `module` does in one node with one backward.
 
-    Arguments:
-        module: any module. Its parameters and buffers stay its own, and are inputs of the node.
-        examples: arguments of `forward` to capture it with.
-        backend, save, name, verify: as for a program.
+    Its parameters and buffers stay its own, and are inputs of the node.
 
     Guarantee: the same outputs and gradients as the module as written, the same changes of its
     buffers, and the same random numbers.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
-    >>> fast = combine_module(layer, torch.ones(2, 3), backend="eager")
+    >>> fast = combine_module(layer, (torch.ones(2, 3),), ComposeOptions("eager"))
     >>> fast(torch.ones(2, 3)).grad_fn.name(), fast[0].weight is layer[0].weight
     ('SequentialBackward', True)
     """
-    policy_of(save, backend)  # raises for an unknown one
+    options.policy()  # raises for one that there is not
     require_examples(module, examples)
     require_values(module)
-    made = _recombined(plain_of(module), ComposeOptions(backend, save, name, verify))
+    made = _recombined(plain_of(module), options)
     module_nodes(made).prepare(examples)
     return made
 
 
 def _recombined(module: nn.Module, options: ComposeOptions) -> Any:
     """A combined module that captures at its first call: how one is copied and unpickled."""
-    paths = Paths(type(module).__name__, warns=compiles(options.backend))
-    return served(module, ModuleNodes(module, options.make, paths), options)
+    paths = Paths(type(module).__name__, warns=options.compiles)
+
+    def make(program: Callable[..., Any], *examples: Any) -> Any:
+        return combine(program, *examples, **asdict(options))
+
+    return served(module, ModuleNodes(module, make, paths), options)
 
 
 def served(module: nn.Module, nodes: ModuleNodes, options: ComposeOptions | None) -> Any:
@@ -143,6 +118,7 @@ class Combined:
         nodes = self._pb_nodes
         if (
             is_dynamo_compiling()
+            or is_jit_tracing()
             or transforms_active()
             or is_watched()
             or in_forward_mode()
@@ -185,7 +161,7 @@ class ModuleNodes:
         with torch.enable_grad():
             layout = self._now()
             row = layout.row()
-            if not self._is_odd(layout, row):
+            if not _is_meta((row, examples)) and not self._is_odd(layout, row):
                 self._function(layout, row, examples, {})
 
     def know(self, layout: ModuleLayout, changing: frozenset[str], function: Any) -> None:
@@ -225,7 +201,14 @@ class ModuleNodes:
             with self._lock:
                 layout = self._layout = ModuleLayout(self.module)
                 self._changing.clear()
+                self._forget_refusals()
         return layout
+
+    def _forget_refusals(self) -> None:
+        """Try again what could not be captured: another module may be in its place."""
+        self.reasons.clear()
+        for key in [key for key, one in self._made.items() if getattr(one, "refusal", "")]:
+            del self._made[key]
 
     def _is_odd(self, layout: ModuleLayout, row: Sequence[Tensor]) -> bool:
         """Whether calls run as written because of what the module is now."""
@@ -249,6 +232,9 @@ class ModuleNodes:
         if function is not None and changing is not None:
             return function, changing
         if (layout.names, modes) in self.reasons:
+            return None, frozenset()
+        if _is_meta((row, args, kwargs)):  # as written, until there are values
+            self.paths.uncompiled(META)
             return None, frozenset()
         with self._lock:
             return self._made_for(layout, modes, row, args, kwargs)
@@ -274,5 +260,10 @@ class ModuleNodes:
     def explain(self) -> str:
         """How calls are run, line by line."""
         lines = [f"nested: {why}" for why in self.reasons.values()]
-        lines += [one.explain() for one in self._made.values()]
+        lines += [*self.paths.lines(), *(one.explain() for one in self._made.values())]
         return "\n".join(dict.fromkeys(lines)) or "not called yet"
+
+
+def _is_meta(args: Any) -> bool:
+    """Whether a tensor has no values, with which a capture could be compared."""
+    return any(tensor.is_meta for tensor in tensor_leaves(args))

@@ -27,19 +27,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.class_names import class_name
 from pullback.capture.fake import is_odd
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_off
-from pullback.capture.names import program_name
+from pullback.capture.names import class_name, program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensor_leaves
-from pullback.derive.call import DerivedCall, Inputs, captured_gradients
-from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
+from pullback.derive.call import captured_gradients
+from pullback.derive.call_table import CallEntry, CallTable, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
-from pullback.derive.recipe import Recipe
+from pullback.derive.recipe import DerivedCall, Inputs, Recipe, called_with
 from pullback.derive.recipes import Recipes
-from pullback.derive.source import module_source
 from pullback.derive.traced import traceable
 from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
@@ -138,6 +136,8 @@ class DerivedRecord:
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
+        from pullback.derive.source import module_source  # heavy, and no call needs it
+
         captured = self.general.captured
         if captured.opaque:
             raise CaptureError(
@@ -228,7 +228,8 @@ class DerivedRecord:
             kinds = [(outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in recipe.live]
             found = Inputs.of(inputs, saved)
             ctx.call = DerivedCall(recipe, numbers, found, lambda: kinds, recipe.autocast, draws)
-            ctx.mark_non_differentiable(*(outputs[place] for place in recipe.silent))
+            if recipe.silent:
+                ctx.mark_non_differentiable(*[outputs[place] for place in recipe.silent])
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
         return forward
@@ -249,11 +250,10 @@ class DerivedRecord:
 
         def backward(ctx: Any, *cotangents: Any) -> Any:
             recipe, saved = ctx.call.recipe, ctx.saved_tensors
-            captured = recipe.captured
-            given, wanted = [cotangents[i] for i in recipe.live], _wanted(ctx, captured)
-            gradients = self.pull(ctx.call, saved, given, wanted)
-            rest = zip(gradients, captured.inputs, strict=True)
-            return (None, *(g for g, one in rest if _is_passed(one)))
+            given = [cotangents[i] for i in recipe.live]
+            gradients = self.pull(ctx.call, saved, given, _wanted(ctx, recipe))
+            rest = zip(gradients, recipe.passed, strict=True)
+            return (None, *[g for g, place in rest if place is not None])
 
         return backward
 
@@ -292,20 +292,11 @@ def _apart(outputs: Sequence[Tensor], place: int, live: Sequence[int]) -> Tensor
 # ---- inputs ----
 
 
-def _is_passed(one: Any) -> bool:
-    """Whether an input of a capture is one of the Function: the others carry no gradient."""
-    return bool(one.kind == "argument" or (one.kind == "closure" and one.needs))
-
-
-def _wanted(ctx: Any, captured: Capture) -> list[bool]:
+def _wanted(ctx: Any, recipe: Recipe) -> list[bool]:
     """For each input of a capture, whether this very backward needs its gradient."""
-    places = iter(range(len(captured.inputs)))
-    passed = [next(places) if _is_passed(one) else None for one in captured.inputs]
     needs = ctx.needs_input_grad
-    return [
-        one.needs and place is not None and needs(place)
-        for one, place in zip(captured.inputs, passed, strict=True)
-    ]
+    pairs = zip(recipe.captured.inputs, recipe.passed, strict=True)
+    return [one.needs and place is not None and needs(place) for one, place in pairs]
 
 
 def _must_keep_inputs(captured: Capture) -> bool:

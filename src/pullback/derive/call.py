@@ -1,74 +1,23 @@
-"""One call of a derived Function, as its backward sees it: what it saved, and its gradients.
+"""The gradients of one call of a derived Function.
 
 They are those of the printed text, or of the program itself, run again (`second.py`).
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback.capture.joint import Capture, source_of
+from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.trees import flatten
-from pullback.derive.recipe import Recipe
+from pullback.derive.recipe import DerivedCall
 from pullback.derive.second import pull_again
 from pullback.errors import CaptureError, DoubleBackwardError
-from pullback.function.slots import version_of
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
-    """The inputs of one call: by their places among what was saved, else by weak references."""
-
-    places: Sequence[int | None]
-    refs: Sequence[Any] = ()
-    versions: Sequence[int] = ()
-
-    @classmethod
-    def of(cls, row: Sequence[Tensor], saved: Sequence[Tensor]) -> Inputs:
-        """Those of `row`, some of which are `saved`."""
-        at = {id(tensor): place for place, tensor in enumerate(saved)}
-        places = [at.get(id(tensor)) for tensor in row]
-        refs = [weakref.ref(source_of(x)) for x in row]
-        return cls(places, refs, [version_of(x) for x in row])
-
-    def find(self, saved: Sequence[Any]) -> list[Tensor] | None:
-        """The inputs as forward saw them, or None when one is gone or changed."""
-        row = []
-        for i, place in enumerate(self.places):
-            tensor = self.refs[i]() if place is None or not saved else saved[place]
-            if tensor is None or (place is None and version_of(tensor) != self.versions[i]):
-                return None
-            row.append(tensor)
-        return row
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DerivedCall:
-    """One call of a derived Function, as its backward sees it.
-
-    `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
-    carries a gradient. `autocast` and `draws` are how these stood when the program ran. `is_bare`
-    says that what was saved comes back without its history.
-    """
-
-    recipe: Recipe
-    numbers: Sequence[Any]
-    inputs: Inputs
-    kinds: Callable[[], Sequence[Any]]
-    autocast: Any
-    draws: Any
-    is_bare: bool = False
-
-
-# ---- gradients ----
 
 
 def captured_gradients(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
@@ -23,11 +23,9 @@ from torch import Tensor, get_default_dtype, is_grad_enabled, nn, strided
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.environment import Environment, State
-from pullback.capture.joint import Capture, one_at_a_time
-from pullback.capture.modes import autocast_now
+from pullback.capture.modes import autocast_now, one_at_a_time
 from pullback.capture.patch import is_watched
-from pullback.capture.trees import is_row, tensor_leaves
-from pullback.function.slots import has_autocast, is_ordinary_moment
+from pullback.function.slots import has_autocast, is_jit_tracing, is_ordinary_moment
 
 MOST_ENTRIES = 1024  # how many are kept in the table
 
@@ -102,7 +100,7 @@ class CallTable:
     """What runs each call of one program.
 
     Arguments:
-        environment: what the program reads from outside; Dynamo reads the program itself.
+        environment: what the program reads from outside; compilers read the program itself.
         make: gives the entry for a call that is not in the table.
         general: makes any call.
         unlisted: called with the reason why a call is not looked up.
@@ -131,7 +129,7 @@ class CallTable:
         program, general = self.environment.program, self.general
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling():
+            if is_dynamo_compiling() or is_jit_tracing():
                 return program(*args, **kwargs)
             if is_watched():
                 return general(*args, **kwargs)
@@ -209,49 +207,3 @@ def signature_if_known(program: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(program)
     except (TypeError, ValueError):
         return None
-
-
-# ---- from arguments to a node, and from its outputs to a result ----
-
-
-def called_with(
-    node: Callable[..., Any],
-    captured: Capture,
-    args: Sequence[Any],
-    held: Sequence[Tensor],
-    general: Callable[..., Any],
-) -> Callable[..., Any]:
-    """A function of arguments like `args` that calls `node` with their tensors and those `held`.
-
-    The node gives the outputs of the capture: one as it is, several as a tuple.
-    """
-    closures: list[tuple[Any, bool]] = [(one.tensor, one.needs) for one in captured.closures]
-    places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
-    is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
-    give = _giving(captured)
-    given = tensor_leaves(args)
-    is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
-    if not (held or closures or give or is_idle) and len(places) == len(args):
-        return node
-
-    def run(*args: Any) -> Any:
-        for tensor, needs in closures:
-            if tensor.requires_grad is not needs:
-                return general(*args)
-        given = tensor_leaves(args) if is_nested else [args[place] for place in places]
-        outputs = node(*(captured.linked(given) if is_idle else given), *held)
-        return outputs if give is None or outputs is MISS else give(outputs)
-
-    return run
-
-
-def _giving(captured: Capture) -> Callable[[Any], Any] | None:
-    """How a node's outputs become what the program returns; None if they are that already."""
-    spec, outputs = captured.out_spec, captured.outputs
-    is_single = captured.joint.output_count == 1
-    in_order = [o.index for o in outputs if o.returned] == list(range(len(outputs)))
-    if in_order and (spec.is_leaf() if is_single else spec.type is tuple and is_row(spec)):
-        return None
-    if is_single:
-        return lambda output: captured.give((output,))
-    return captured.give

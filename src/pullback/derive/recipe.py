@@ -7,6 +7,8 @@ and a backward graph, and each is printed as a Python function and compiled. Wha
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,12 +17,14 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of
-from pullback.capture.joint import Capture
+from pullback.capture.joint import Capture, source_of
+from pullback.capture.layouts import dense_cotangent, memory_order
 from pullback.capture.modes import autocast_now
-from pullback.capture.seeds import memory_order
+from pullback.capture.trees import is_row, tensor_leaves
+from pullback.derive.call_table import MISS
 from pullback.errors import InternalError
 from pullback.function.generated import run_text
-from pullback.function.slots import is_ordinary_moment
+from pullback.function.slots import is_ordinary_moment, version_of
 from pullback.graph.absent import without_absent
 from pullback.graph.cost import is_random
 from pullback.graph.cut import cut
@@ -86,7 +90,7 @@ class Recipe:
             self.served.add(layouts)
         return is_served
 
-    @property
+    @functools.cached_property
     def saved_count(self) -> int:
         """How many tensors are saved."""
         return len(self.parts.cut.saved)
@@ -118,6 +122,17 @@ class Recipe:
     def saves_between(self) -> bool:
         """Whether something is saved between inputs and outputs."""
         return bool(self.parts.between)
+
+    @functools.cached_property
+    def passed(self) -> tuple[int | None, ...]:
+        """Each input's place among those of the Function; None for one without a gradient."""
+        places = itertools.count()
+        return tuple(
+            next(places)
+            if one.kind == "argument" or (one.kind == "closure" and one.needs)
+            else None
+            for one in self.captured.inputs
+        )
 
     @functools.cached_property
     def is_random(self) -> bool:
@@ -205,6 +220,102 @@ class Recipe:
         return found
 
 
+# ---- one call ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """The inputs of one call: by their places among what was saved.
+
+    Those that were not are weak references, with the number of changes in place by then.
+    """
+
+    places: Sequence[int | None]
+    refs: Mapping[int, tuple[Any, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: Sequence[Tensor], saved: Sequence[Tensor]) -> Inputs:
+        """Those of `row`, some of which are `saved`."""
+        at = {id(tensor): place for place, tensor in enumerate(saved)}
+        places = [at.get(id(tensor)) for tensor in row]
+        rest = [(i, x) for i, x in enumerate(row) if places[i] is None]
+        refs = {i: (weakref.ref(source_of(x)), version_of(x)) for i, x in rest}
+        return cls(places, refs)
+
+    def find(self, saved: Sequence[Any]) -> list[Tensor] | None:
+        """The inputs as forward saw them, or None when one is gone or changed."""
+        row: list[Any] = [None if place is None else saved[place] for place in self.places]
+        for i, (ref, version) in self.refs.items():
+            tensor = row[i] = ref()
+            if tensor is None or version_of(tensor) != version:
+                return None
+        return row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DerivedCall:
+    """One call of a derived Function, as its backward sees it.
+
+    `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
+    carries a gradient. `autocast` and `draws` are how these stood when the program ran. `is_bare`
+    says that what was saved comes back without its history.
+    """
+
+    recipe: Recipe
+    numbers: Sequence[Any]
+    inputs: Inputs
+    kinds: Callable[[], Sequence[Any]]
+    autocast: Any
+    draws: Any
+    is_bare: bool = False
+
+
+def called_with(
+    node: Callable[..., Any],
+    captured: Capture,
+    args: Sequence[Any],
+    held: Sequence[Tensor],
+    general: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A function of arguments like `args` that calls `node` with their tensors and those `held`.
+
+    The node gives the outputs of the capture: one as it is, several as a tuple.
+    """
+    closures: list[tuple[Any, bool]] = [(one.tensor, one.needs) for one in captured.closures]
+    places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
+    give = _giving(captured)
+    given = tensor_leaves(args)
+    is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
+    if not (held or closures or give or is_idle) and len(places) == len(args):
+        return node
+
+    def run(*args: Any) -> Any:
+        for tensor, needs in closures:
+            if tensor.requires_grad is not needs:
+                return general(*args)
+        given = tensor_leaves(args) if is_nested else [args[place] for place in places]
+        outputs = node(*(captured.linked(given) if is_idle else given), *held)
+        return outputs if give is None or outputs is MISS else give(outputs)
+
+    return run
+
+
+def _giving(captured: Capture) -> Callable[[Any], Any] | None:
+    """How a node's outputs become what the program returns; None if they are that already."""
+    spec, outputs = captured.out_spec, captured.outputs
+    is_single = captured.joint.output_count == 1
+    in_order = [o.index for o in outputs if o.returned] == list(range(len(outputs)))
+    if in_order and (spec.is_leaf() if is_single else spec.type is tuple and is_row(spec)):
+        return None
+    if is_single:
+        return lambda output: captured.give((output,))
+    return captured.give
+
+
+# ---- making ----
+
+
 def parts_of(captured: Capture, save: str | int, *, readable: bool = False) -> Parts:
     """The program of a capture, simplified, cut and split."""
     joint = simplify(captured.joint, READABLE if readable else EXACT, across_phases=readable)
@@ -261,16 +372,3 @@ def printed_function(
     run_text(text, f"derived {name} of {program}", space)
     function: Callable[..., Any] = space[name]
     return function
-
-
-def dense_cotangent(cotangent: Tensor, order: Sequence[int]) -> Tensor:
-    """`cotangent` without gaps, its dimensions in this order in memory, the outermost first."""
-    if list(order) == list(range(len(order))):
-        return cotangent.contiguous()
-    if cotangent.permute(*order).is_contiguous():
-        return cotangent
-    return cotangent.permute(*order).contiguous().permute(*_inverse(order))
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(d) for d in range(len(order))]

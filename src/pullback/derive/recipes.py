@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.environment import Environment, State, environment_of
-from pullback.capture.joint import Capture, capture, one_at_a_time
-from pullback.capture.modes import autocast_now
+from pullback.capture.joint import Capture, capture
+from pullback.capture.modes import autocast_now, one_at_a_time
 from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensor_leaves
 from pullback.capture.watch import shielded, versions_of
@@ -171,7 +171,8 @@ class Recipes:
             before = self._state()
             self.require_seen(args)
             captured = _captured(program, args, needs, opaque=self.opaque)
-            _require_unchanged(captured.name, _changed(captured))
+            changed = [captured.inputs[place].name for place, _ in captured.mutated]
+            _require_unchanged(captured.name, changed)
             _require_nothing_kept(captured.name, before, self._state())
             verify(captured, program, args)
             return recipe_of(captured, self.save, program, self._state())
@@ -302,10 +303,6 @@ def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
         _name(program),
         [name for name, is_changed in zip(names, changed, strict=True) if is_changed],
     )
-
-
-def _changed(captured: Capture) -> list[str]:
-    return [captured.inputs[place].name for place, _ in captured.mutated]
 
 
 class InputChangedError(CaptureError):

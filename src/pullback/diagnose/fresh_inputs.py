@@ -8,11 +8,12 @@ from itertools import chain
 from torch import Tensor
 
 from pullback.capture import seeds
-from pullback.capture.fake import is_open, numbers_of, size_with, with_other_sizes
+from pullback.capture.fake import is_open, numbers_of, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
 from pullback.function.gradients import is_differentiable
+from pullback.judge.trial_sizes import shapes_around_integers
 from pullback.judge.unchecked_kernels import is_unchecked
 
 Shapes = list[tuple[int, ...]]
@@ -47,12 +48,9 @@ def shapes_resized(
 
     Integers keep their shape, and nothing becomes smaller that they may point into.
     """
-    values = [node.meta["val"].shape for node in captured.joint.inputs]
-    pairs = list(zip(own, values, strict=False))
-    pointing = [shape for tensor, shape in pairs if is_index(tensor)]
-    shapes = with_other_sizes(values[: len(own)], [*values[len(own) :], *pointing], resize)
+    shapes = shapes_around_integers(captured, own, resize)
     before = [tuple(tensor.shape) for tensor in own]
-    if pointing and any(
+    if any(map(is_index, own)) and any(
         new < old
         for a, b in zip(shapes, before, strict=True)
         for new, old in zip(a, b, strict=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pullback.judge.mismatch import Mismatch
+from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.tolerances import (
     DRIVEN,
     EXACT,
@@ -83,8 +83,7 @@ class GradientTrial:
         """The index of the element that is off by most; what is not finite is worst of all."""
         expected, got = self.pair(place)
         apart = torch.where(torch.isfinite(got), (got - expected).abs(), torch.inf)
-        flat = torch.where(self.wrong(place), apart, -1.0).argmax()
-        return tuple(int(i) for i in torch.unravel_index(flat, apart.shape))
+        return index_of(int(torch.where(self.wrong(place), apart, -1.0).argmax()), apart.shape)
 
     def sees(self, place: int, mismatch: Mismatch) -> bool:
         """Whether autograd gives what finite differences give where the gradient is worst."""

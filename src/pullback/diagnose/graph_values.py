@@ -11,8 +11,7 @@ from torch import fx
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import order_of
-from pullback.derive.recipe import dense_cotangent
+from pullback.capture.layouts import dense_cotangent, order_of
 from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.function.isolation import seeded
 from pullback.graph.parts import JointGraph, calls

@@ -1,7 +1,7 @@
 """`build`: an emitted C++ file becomes a library, and its ops are there as `torch.ops.<ns>.<name>`.
 
 The compiler is called directly with the headers and libraries that came with torch, and a library
-is kept for as long as nothing changes that it depends on (`run.building`).
+is kept for as long as nothing changes that it depends on (`run.disk.building`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from pullback.errors import BuildError, first_line
-from pullback.run import building, toolchain
-from pullback.run.building import Library
-from pullback.run.cache import root
+from pullback.run.disk import building, toolchain
+from pullback.run.disk.building import Library
+from pullback.run.disk.cache import root
 
 FLAGS = ("-O2", "-fvisibility=hidden")
 

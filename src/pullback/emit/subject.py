@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 import sys
 from collections.abc import Callable
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.class_names import class_name
 from pullback.capture.joint import Capture, capture
-from pullback.capture.names import function_class
+from pullback.capture.names import class_name, function_class
 from pullback.capture.trees import flatten, map_leaves, unflatten
 from pullback.compose.flow import Flow, flow_of, recorded_units
+from pullback.compose.options import ComposeOptions
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import InputChangedError, Recipes
 from pullback.derive.returned import record_of
@@ -77,6 +78,14 @@ class EmitSubject:
     def arguments(self) -> tuple[Any, ...]:
         """The arguments of the capture, with a `CaptureInput` in the place of each tensor."""
         return tuple(unflatten(list(self.captured.leaves), self.captured.in_spec))
+
+    @property
+    def needs(self) -> tuple[bool, ...]:
+        """Which inputs of the capture have a gradient that was asked for."""
+        flags = itertools.chain(self.wanted, itertools.repeat(True))
+        return tuple(
+            one.needs and flag for one, flag in zip(self.captured.inputs, flags, strict=False)
+        )
 
     def tensors(self) -> list[Tensor]:
         """Tensors for its arguments, like those of the examples."""
@@ -227,7 +236,7 @@ def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
         call: tuple[Any, Any] = (given, {})
         whole = functools.partial(_called, program)
         units = recorded_units(whole, call)
-        flow = flow_of(units, (), call, save="everything", module=cls.__module__)
+        flow = flow_of(units, (), call, ComposeOptions("eager", "everything"), cls.__module__)
     return _subject(
         cls.__name__, program, captured, "everything", tensor_specs_of(given), flow=flow
     )

@@ -15,6 +15,7 @@ when it differs.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,13 +24,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import (
+    InputIndexError,
     MarkedNonTensorError,
     RepeatedDirtyWarning,
     RepeatedSaveWarning,
 )
-from pullback.function.data import SavedData
 from pullback.function.gradients import gradient_row, look_at, user_backward
-from pullback.function.needs import NeedsInputGrad
 from pullback.function.slots import (
     forward_is_over,
     get_dirty,
@@ -210,9 +210,12 @@ class AutogradContext(BackwardCFunction):
         first = cotangents[0] if cotangents else None
         result = user_backward(info)(self, *args)
         gradients = gradient_row(self, result, cotangents)
-        look_at(self, gradients)
-        if first.__class__ is Tensor and len(info.seen) < 1000:
-            info.seen.add(first.shape)
+        if first.__class__ is not Tensor:
+            look_at(self, gradients)
+        elif first.shape not in info.seen:
+            look_at(self, gradients)
+            if len(info.seen) < 1000:
+                info.seen.add(first.shape)
         return result if result.__class__ is Tensor else gradients
 
     def apply_boxed(self, cotangents: list[Any]) -> Any:
@@ -266,3 +269,89 @@ class AutogradContext(BackwardCFunction):
                 fix=f"give `{call}` all tensors in one call",
             )
         )
+
+
+# ---- `ctx.saved_data` ----
+
+
+class SavedData(MutableMapping[str, Any]):
+    """Any data under string keys; PyTorch holds the tensors among it once forward is over."""
+
+    __slots__ = ("_ctx",)
+
+    def __init__(self, ctx: AutogradContext) -> None:
+        self._ctx = ctx
+
+    def __getitem__(self, key: str) -> Any:
+        places = self._ctx._pb_data_slots
+        if places is not None and key in places:
+            return self._ctx._pb_tensor_at(places[key])
+        return (self._ctx._pb_data or {})[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self._ctx._pb_data_slots is not None:
+            self._ctx._pb_data_slots.pop(key, None)
+        self._ctx.__dict__.setdefault("_pb_data", {})[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        if self._ctx._pb_data_slots is None or self._ctx._pb_data_slots.pop(key, None) is None:
+            del (self._ctx._pb_data or {})[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*(self._ctx._pb_data or {}), *(self._ctx._pb_data_slots or {})])
+
+    def __len__(self) -> int:
+        return len(self._ctx._pb_data or {}) + len(self._ctx._pb_data_slots or {})
+
+    def __repr__(self) -> str:
+        return f"SavedData({dict(self)})"
+
+    def hand_over(self, first: int) -> list[Tensor]:
+        """The tensors in here, taken out and given places from `first` on."""
+        data = self._ctx._pb_data or {}
+        tensors = {key: data.pop(key) for key in list(data) if isinstance(data[key], Tensor)}
+        places = {key: place for place, key in enumerate(tensors, first)}
+        self._ctx.__dict__["_pb_data_slots"] = places
+        return list(tensors.values())
+
+
+# ---- `ctx.needs_input_grad` ----
+
+
+class NeedsInputGrad(tuple[bool, ...]):
+    """Which inputs need a gradient: a tuple as in Python, and a question as in C++.
+
+    `needs[i]` counts every argument and says whether it required grad in `forward`. `needs(i)`
+    counts tensor inputs only and, asked in `backward`, answers for the backward under way;
+    `needs([(first, last), ...])` is whether any index in the half-open ranges is needed.
+    """
+
+    _ctx: Callable[[], AutogradContext | None]
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
+    def __call__(self, index: int | Iterable[tuple[int, int]]) -> bool:
+        ctx = self._ctx()
+        if ctx is None:
+            raise ReferenceError("`needs_input_grad` was called after its context was freed")
+        if isinstance(index, int):
+            return _needs(ctx, index)
+        ranges = list(index)
+        return any(_needs(ctx, i) for first, last in ranges for i in range(first, last))
+
+
+def _needs(ctx: AutogradContext, index: int) -> bool:
+    edges = ctx.next_functions
+    if not edges:
+        return False  # nothing is recorded, so no backward will ask
+    if not 0 <= index < len(edges):
+        raise InputIndexError(
+            f"`{ctx._pb_info.name}`: `needs_input_grad(i)` must name one of the tensor inputs",
+            at=ctx._pb_info.signature.place,
+            expected=f"0 <= i < {len(edges)}",
+            got=f"i = {index}",
+            fix="count tensor inputs only, or use `needs_input_grad[i]` to count every argument",
+        )
+    node = edges[index][0]
+    return node is not None and will_run(node)

@@ -22,8 +22,8 @@ from pullback.function.info import FunctionInfo, current, info_of
 from pullback.function.slots import (
     below_ad_guard,
     torch_apply,
+    torchs_own,
     transforms_active,
-    unseen,
     unwrap_if_dead,
 )
 from pullback.function.spread import spread_call
@@ -150,7 +150,7 @@ def _warn_hidden(info: FunctionInfo, name: str, container: Any) -> None:
 
 
 _apply.__name__ = _apply.__qualname__ = "apply"
-apply: Any = classmethod(unseen(_apply))
+apply: Any = classmethod(torchs_own(_apply))
 
 
 def _apply_plainly(cls: Any, /, *args: Any, **kwargs: Any) -> Any:

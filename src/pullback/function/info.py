@@ -18,12 +18,11 @@ import torch
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.errors import PullbackWarning
-from pullback.function.context import AutogradContext
+from pullback.function.context import AutogradContext, NeedsInputGrad
 from pullback.function.foreign import ContextView
 from pullback.function.forward import make_run
 from pullback.function.gradients import by_name
 from pullback.function.keeping import KeepingContext
-from pullback.function.needs import NeedsInputGrad
 from pullback.function.signature import (
     REQUIRED,
     Signature,
@@ -48,6 +47,8 @@ from pullback.function.unwritten import (
     pulled,
 )
 
+_HIDDEN = 3  # a forward, what sets its context up, and a backward
+
 
 class FunctionInfo:
     """One Function class as the eager path sees it."""
@@ -57,6 +58,7 @@ class FunctionInfo:
         "completes",
         "fixed",
         "groups",
+        "hidden",
         "is_boxed",
         "is_clearing",
         "is_mixed",
@@ -102,6 +104,7 @@ class FunctionInfo:
         self.groups: tuple[tuple[int, int], ...] | None = None
         self.warned: set[type] = set()
         self.layouts: dict[Any, int] = {}
+        self.hidden: tuple[tuple[Any, Callable[..., Any]], ...] = ()
         self.why = ""  # why no backward can be derived, once that is known
         plain = _shadow_class(self)
         self.raw = make_raw(self, plain) if lacks_backward(cls) else plain
@@ -130,8 +133,13 @@ class FunctionInfo:
         """`function` out of the compiler's sight, when there is a compiler in this process."""
         if "torch._dynamo" not in sys.modules:
             return function
+        for known, hidden in self.hidden:
+            if known is function:
+                return hidden
         disable: Any = torch.compiler.disable
-        return cast("Callable[..., Any]", disable(function))
+        hidden = cast("Callable[..., Any]", disable(function))
+        self.hidden = (*self.hidden[-_HIDDEN:], (function, hidden))
+        return hidden
 
 
 def info_of(cls: Any) -> FunctionInfo:

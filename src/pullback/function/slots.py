@@ -138,6 +138,10 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
+"""Whether `torch.jit.trace` records what runs: sizes are tensors then, and ops of the program are
+all that it can record."""
+
 _is_batched: Any = torch._C._functorch.is_batchedtensor
 _is_legacy_batched: Any = torch._C._functorch.is_legacy_batchedtensor
 
@@ -207,15 +211,30 @@ def engine_runs(node: Any) -> bool | None:
         return None
 
 
+_frames: Any = torch._C._dynamo.eval_frame
+
+
 def unseen(function: Any) -> Any:
+    """`function`, whose frames Dynamo leaves alone, as it does those of PyTorch's own files.
+
+    The functions marked so stand in for what PyTorch does there. Frames that they call are looked
+    at again.
+    """
+    action = _frames._FrameAction
+    strategy = _frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    _frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+def torchs_own(function: Any) -> Any:
     """`function`, which Dynamo then takes for a part of `torch.autograd`.
 
-    Dynamo leaves the frames of PyTorch's own files alone and has rules of its own for
-    `Function.apply`; the functions marked so stand in for what PyTorch does there, and must be
-    treated the same. Dynamo goes by the folder in the code object's file name, in every release
-    from 2.11 to 2.15, with no `..` in it. So `pullback/function/x.py` is `torch/autograd/pullback/
-    function/x.py` here. Tracebacks and debuggers find its lines by the loader of the module. (For
-    an error that is not caught, Python up to 3.12 reads files by itself, and prints the number.)
+    `torch.compile(F.apply)` compiles what `F.apply` does only where `apply` is in one of PyTorch's
+    own files, which Dynamo has rules for; it asks for the folder in the code object's file name, in
+    every release from 2.11 to 2.15, with no `..` in it. So `pullback/function/dispatch.py` is
+    `torch/autograd/pullback/function/dispatch.py` for this one function. Tracebacks and debuggers
+    find its lines by the loader of the module. (For an error that is not caught, Python up to 3.12
+    reads files by itself, and prints the number.)
     """
     code = function.__code__
     folder = os.path.dirname(torch_function.__file__)

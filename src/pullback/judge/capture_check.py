@@ -7,7 +7,6 @@ other sizes where sizes are symbols, and once more in double precision, where ro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,20 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.fake import is_dense, numbers_of, with_other_sizes
+from pullback.capture.fake import is_dense, numbers_of
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
+from pullback.capture.layouts import in_memory_order, in_order_of, strided_copy
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import (
-    in_memory_order,
-    in_order_of,
-    like_given,
-    moved_a_little,
-    normal,
-    strided_copy,
-)
+from pullback.capture.seeds import like_given, moved_a_little, normal
 from pullback.capture.trees import flatten, kept, unflatten
-from pullback.errors import DifferingCaptureError
+from pullback.errors import CaptureError, DifferingCaptureError
 from pullback.function.isolation import seeded
 from pullback.judge.closeness import (
     HalfTheDigits,
@@ -39,9 +32,9 @@ from pullback.judge.closeness import (
     value_difference,
     value_text,
 )
+from pullback.judge.example import can_differ, wide_of
+from pullback.judge.trial_sizes import elements_of, shapes_around_integers
 
-_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-_DOUBLE |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}
 LARGE = 1 << 16  # elements from which on small tensors are compared instead, but for once
 
 
@@ -87,6 +80,7 @@ def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[An
     """
     leaves, _ = flatten(tuple(examples))
     own = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    _require_values(captured.name, own)
     check = _Check(captured, program)
     if captured.opaque:
         check.compare(own, 1, must_run=True)
@@ -94,10 +88,10 @@ def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[An
     if not check.compare([moved_a_little(t, 1) for t in own], 1):
         check.compare(own, 1, must_run=True)
     others = list(_other_shapes(captured, own))
-    least = min([_shapes(own), *others], key=_elements)
-    if _elements(least) * 2 > _elements(_shapes(own)):  # nothing much smaller
+    least = min([_shapes(own), *others], key=elements_of)
+    if elements_of(least) * 2 > elements_of(_shapes(own)):  # nothing much smaller
         least = _shapes(own)
-    is_once = _elements(least) > LARGE and any(map(is_index, own))
+    is_once = elements_of(least) > LARGE and any(map(is_index, own))
     for seed, shapes in enumerate(others if is_once else [least, *others], 2):
         check.compare([_drawn(t, s, seed) for t, s in zip(own, shapes, strict=True)], seed)
     if not is_once and not check.is_exact:
@@ -139,10 +133,6 @@ def _verify_in_double(
 
 def _shapes(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors]
-
-
-def _elements(shapes: Sequence[Sequence[int]]) -> int:
-    return sum(math.prod(shape) for shape in shapes)
 
 
 class _Check:
@@ -300,11 +290,21 @@ def _drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def _doubled(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or leaf.dtype not in _DOUBLE:
+    if not can_differ(leaf) or wide_of(leaf).dtype == leaf.dtype:
         return leaf
     with torch.enable_grad():
-        wide = leaf.detach().to(_DOUBLE[leaf.dtype]).requires_grad_(leaf.requires_grad)
+        wide = wide_of(leaf).requires_grad_(leaf.requires_grad)
         return wide if leaf.is_leaf else wide.clone()
+
+
+def _require_values(name: str, tensors: Sequence[Tensor]) -> None:
+    if any(tensor.is_meta for tensor in tensors):
+        raise CaptureError(
+            f"`{name}` must be captured with tensors that have values, to be compared with its "
+            "graph",
+            got="a tensor on the meta device",
+            fix="pass tensors on the device where it will run",
+        )
 
 
 def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tuple[int, ...]]]:
@@ -312,17 +312,13 @@ def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tup
 
     Integers keep their shape, and nothing becomes smaller that they may point into.
     """
-    values = [node.meta["val"].shape for node in captured.joint.inputs]
-    arguments, fixed = values[: len(own)], values[len(own) :]
-    pointing = [shape for shape, tensor in zip(arguments, own, strict=True) if is_index(tensor)]
-    fixed += pointing
     ways: list[Callable[[int], int]] = [lambda n: n + 1, lambda n: 2 * n, lambda n: 3 * n]
-    if _elements(_shapes(own)) > LARGE:
+    if elements_of(_shapes(own)) > LARGE:
         ways = [lambda n: _fewer(n, 1), lambda n: _fewer(n, 2), _few_of_many, lambda n: n + 1]
-        ways = ways[-1:] if pointing else ways
+        ways = ways[-1:] if any(map(is_index, own)) else ways
     found = 0
     for grow in ways:
-        shapes = with_other_sizes(arguments, fixed, grow)
+        shapes = shapes_around_integers(captured, own, grow)
         if found == 2 or shapes == _shapes(own):
             continue
         drawn = [in_order_of(t, t.new_empty(s)) for t, s in zip(own, shapes, strict=True)]

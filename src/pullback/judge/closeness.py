@@ -9,7 +9,8 @@ They differ by rounding. How far they may be apart is said in one of two ways:
   are added up in another order. What is still further apart may be a step: a rounding that fell to
   the other side of a `floor` or of a comparison. The computation at inputs that are a few units
   away in the last place says where, and how much, the result depends on that. Where double
-  precision cannot be had, this stands for the former.
+  precision cannot be had, this stands for the former: the largest of these moves is then the usual
+  error, unless it is more than a rounding of the largest number that takes part.
 - `HalfTheDigits`, for other formulas of the same thing: those round in places of their own, and a
   wrong one is off by far more. It runs nothing, and so suits programs that change between two runs,
   and inputs with ties, which no longer tie when they are moved.
@@ -18,7 +19,7 @@ They differ by rounding. How far they may be apart is said in one of two ways:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,15 +27,9 @@ import torch
 from torch import Tensor, fx
 
 from pullback.graph.values import held_value
-
-ULPS = 2.0  # units in the last place: what one rounding, or another library's `exp`, may change
-SIGMAS = 6.0  # times the usual error of the expected numbers: nothing is so far off by chance
-
-SMALL = 1e-3
-"""What is this much smaller than the largest number of a run, or than 1, is compared with this.
-
-Numbers that cancel (the gradient of a softmax by equal cotangents) leave their rounding behind.
-"""
+from pullback.judge.example import can_differ, wide_of
+from pullback.judge.mismatch import index_of
+from pullback.judge.tolerances import BAD_LUCK, SIGMAS, SMALL, ULPS, largest_entry
 
 Limits = Iterator[tuple[Tensor, Any]]
 """Numbers, and how far from them others may be; what is near enough once is near enough."""
@@ -78,12 +73,12 @@ def value_difference(
         return _whole(name, got, expected)
     got, expected = got.detach(), expected.detach()
     wrong = unequal(got, expected)
-    if is_number(expected):
+    if can_differ(expected):
         for reference, limit in allowed.limits(got, expected):
             if not bool(wrong.any()):
                 break
             # What is not finite on one side only is infinitely far.
-            distance = (_wide(got) - _wide(reference)).abs().nan_to_num(math.inf)
+            distance = (wide_of(got) - wide_of(reference)).abs().nan_to_num(math.inf)
             wrong = wrong & ~(distance <= limit)
     return _described(name, got, expected, wrong) if bool(wrong.any()) else None
 
@@ -107,28 +102,38 @@ def equal_tensors(one: Tensor, two: Tensor) -> bool:
 class Measured:
     """What is known of a value besides the expected one; each is computed when it is asked for.
 
-    `exact` gives it in double precision, or None; `near` at inputs nearby. `terms` is how many
-    numbers the longest sum in it adds up, `steps` how many ops it takes.
+    `exact` gives it in double precision, or None; `near` at inputs nearby; `largest` the largest
+    number that takes part. `terms` is how many numbers the longest sum in it adds up, `steps` how
+    many ops it takes.
     """
 
     exact: Callable[[], Any]
     near: Callable[[], Sequence[Any]]
     terms: int
     steps: int
+    largest: Callable[[], float] = lambda: 0.0
 
     def limits(self, got: Tensor, expected: Tensor) -> Limits:
         """A rounding, the error of the expected numbers, and what becomes of inputs nearby."""
         yield expected, _rounding(expected)
         limit, exact = _summing(expected, self.terms), self.exact()
         if isinstance(exact, Tensor):
-            limit = limit + SIGMAS * _usual(_wide(exact) - _wide(expected))
+            limit = limit + SIGMAS * _usual(wide_of(exact) - wide_of(expected))
             yield exact.to(expected.dtype), limit  # what is too large for the dtype is infinite
         for near in self.near():
             # What is finite on one side of a step and not on the other can be either.
-            moved = (_wide(near) - _wide(expected)).abs().nan_to_num(math.inf, math.inf)
+            moved = (wide_of(near) - wide_of(expected)).abs().nan_to_num(math.inf, math.inf)
             middle = float(moved.median()) if moved.numel() else 0.0  # steps are few
+            if exact is None and moved.numel():
+                # What cancels leaves some roundings of its terms behind, and zeros elsewhere.
+                middle = max(middle, min(float(moved.max()), self._term_rounding(expected)))
             limit = limit + math.sqrt(self.steps) * moved + SIGMAS * middle
         yield expected, limit
+
+    def _term_rounding(self, expected: Tensor) -> float:
+        """How far a sum of numbers as large as the largest may be off."""
+        largest = expected.new_full((), self.largest()).detach()
+        return float(_summing(largest, self.terms))
 
 
 def _rounding(expected: Tensor) -> Tensor:
@@ -147,7 +152,7 @@ def _summing(expected: Tensor, terms: int) -> Tensor:
 
 
 def _size(expected: Tensor) -> Tensor:
-    return _wide(expected).abs().nan_to_num(0.0, 0.0)
+    return wide_of(expected).abs().nan_to_num(0.0, 0.0)
 
 
 def _usual(errors: Tensor) -> float:
@@ -163,6 +168,8 @@ def _usual(errors: Tensor) -> float:
 class HalfTheDigits:
     """Half of the digits of the largest number, or of `floor` where that is larger.
 
+    Numbers that cancel (the gradient of a softmax by equal cotangents) leave their rounding behind.
+
     What is not finite in the expected numbers must be the same in the others; if not `is_strict`,
     it may be anything that is not finite, and if it `is_ignored`, anything. `eps` is that of a
     coarser dtype in between, if there is one.
@@ -176,28 +183,32 @@ class HalfTheDigits:
     def limits(self, got: Tensor, expected: Tensor) -> Limits:
         """One limit for all numbers."""
         scale = max(largest_number(expected) or 1.0, self.floor)
-        limit = torch.full_like(_wide(expected).abs(), scale * _half(expected, self.eps))
+        limit = torch.full_like(wide_of(expected).abs(), scale * _half(expected, self.eps))
         if not self.is_strict:
             lost = ~expected.isfinite() & (self.is_ignored | ~got.isfinite())
             limit = limit.masked_fill(lost, math.inf)
         yield expected, limit
 
 
+def roundings(nodes: Iterable[fx.Node]) -> set[float]:
+    """The roundings of the dtypes of numbers that the nodes of a graph hold."""
+    values = [held_value(node) for node in nodes if node.op != "output"]
+    return {torch.finfo(value.dtype).eps for value in values if can_differ(value)}
+
+
 def coarsest_rounding(graph: fx.Graph) -> float:
     """The largest rounding that a number in a graph may have gone through."""
-    values = [held_value(node) for node in graph.nodes if node.op != "output"]
-    numbers = [value for value in values if is_number(value)]
-    return max((torch.finfo(value.dtype).eps for value in numbers), default=0.0)
+    return max(roundings(graph.nodes), default=0.0)
 
 
 def _half(expected: Tensor, eps: float) -> float:
     """Half of the digits, as a part of the largest number.
 
     What a program does with roundings (inverts, subtracts what is nearly equal) may cost some. A
-    sum of many numbers adds their roundings, about as often up as down: 8 times that for bad luck.
+    sum of many numbers adds their roundings.
     """
     eps = max(torch.finfo(expected.dtype).eps, eps)
-    return max(math.sqrt(eps), 8 * eps * math.sqrt(expected.numel()))
+    return max(math.sqrt(eps), BAD_LUCK * eps * math.sqrt(expected.numel()))
 
 
 def all_close(
@@ -214,22 +225,9 @@ def all_close(
 # ---- values ----
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a tensor of real or complex numbers, which may be rounded."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def largest_number(value: Any) -> float:
     """The largest finite number in a value, or 0."""
-    if not is_number(value):
-        return 0.0
-    sizes = _wide(value.detach()).abs()
-    finite = sizes[sizes.isfinite()]
-    return float(finite.max()) if finite.numel() else 0.0
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return largest_entry(wide_of(value)) if can_differ(value) else 0.0
 
 
 def _is_nothing(value: Any) -> bool:
@@ -246,9 +244,9 @@ def _is_same(got: Any, expected: Any) -> bool:
 
 
 def _described(name: str, got: Tensor, expected: Tensor, wrong: Tensor) -> ValueDifference:
-    distance = torch.where(wrong, (_wide(got) - _wide(expected)).abs(), -1.0)
+    distance = torch.where(wrong, (wide_of(got) - wide_of(expected)).abs(), -1.0)
     worst = int(distance.nan_to_num(math.inf).argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]
+    index = [*index_of(worst, got.shape)]
     mine, theirs = (_written(x.flatten()[worst].item(), 6) for x in (got, expected))
     if mine == theirs:  # they differ in later digits
         mine, theirs = (_written(x.flatten()[worst].item(), 17) for x in (got, expected))

@@ -25,7 +25,15 @@ from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.trees import flatten
 from pullback.capture.watch import shielded
 from pullback.function.isolation import drawing_from, seed_torch
-from pullback.judge.closeness import SMALL, HalfTheDigits, all_close, largest_number
+from pullback.graph.parts import calls
+from pullback.judge.closeness import (
+    HalfTheDigits,
+    Measured,
+    all_close,
+    largest_number,
+    roundings,
+)
+from pullback.judge.example import can_differ
 from pullback.judge.observed import (
     SEED,
     Call,
@@ -35,24 +43,35 @@ from pullback.judge.observed import (
     observed,
     second_derivatives,
 )
+from pullback.judge.sums import elements_in, longest_sum
 from pullback.judge.tensor_specs import TensorSpec
 from pullback.judge.text_difference import TextDifference, first_difference
+from pullback.judge.tolerances import SMALL
 from pullback.judge.trial_rows import TrialRow, rank_rows, size_rows, value_rows
 
 
 class Comparison:
     """A program with rows of inputs, to compare others with it.
 
+    `needs` says of the inputs whether their gradients are compared; by default all that exist are.
+
     Guarantee: a comparison that finds nothing has run the program and the other side on every row
-    on which the program itself runs.
+    on which the program itself runs. Where it `is_narrow`, that is in the dtypes of the example.
     """
 
     def __init__(
-        self, captured: Capture, program: Callable[..., Any], specs: Sequence[TensorSpec]
+        self,
+        captured: Capture,
+        program: Callable[..., Any],
+        specs: Sequence[TensorSpec],
+        *,
+        is_narrow: bool = False,
+        needs: Sequence[bool] | None = None,
     ) -> None:
         self.captured, self.program, self.specs = captured, program, specs
+        self.is_narrow = is_narrow
         self.wanted = Wanted(
-            needs=tuple(one.needs for one in captured.inputs),
+            needs=tuple(one.needs for one in captured.inputs) if needs is None else (*needs,),
             changed=tuple(place for place, _ in captured.mutated),
             held=tuple(i for i, one in enumerate(captured.inputs) if one.tensor is not None),
         )
@@ -104,7 +123,7 @@ class Comparison:
             for place, value in (numbers or {}).items():
                 arguments[place] = value
             seed_torch(SEED)
-            with autocast_as(captured.autocast), _default_dtype(captured.default_dtype):
+            with modes_of(captured):
                 leaves = flatten(function(*arguments))[0]
             kept = [o.is_written for o in captured.outputs if o.returned]
             same = len(kept) == len(leaves)
@@ -152,10 +171,38 @@ class Comparison:
         with aside():
             return observed(call, row.tensors, wanted or self.wanted)
 
-    def apart(self, expected: Observed, found: Observed, row: TrialRow) -> TextDifference | None:
-        """The first difference of what two sides gave for a row."""
-        names = [one.name for one in self.captured.inputs if one.needs]
-        return first_difference(expected, found, row, names)
+    def apart(
+        self, expected: Observed, found: Observed, row: TrialRow, eps: float = 0.0
+    ) -> TextDifference | None:
+        """The first difference of what two sides gave for a row.
+
+        `eps` is the rounding of a dtype that the program is known to cast to for this row.
+        """
+        return first_difference(
+            expected, found, row, self._names, eps=max(eps, self._rounding(row))
+        )
+
+    def _rounding(self, row: TrialRow) -> float:
+        """The coarsest rounding of a row, where numbers that are kept finer go through it.
+
+        By the dtypes of its tensors, and those of the graph that the inputs do not bring along.
+        """
+        joint = self.captured.joint
+        given = {torch.finfo(t.dtype).eps for t in row.tensors if can_differ(t)}
+        found = given | (roundings(joint.graph.nodes) - roundings(joint.inputs))
+        return max(found) if len(found) > 1 else 0.0
+
+    def measurably_apart(
+        self, expected: Observed, found: Observed, row: TrialRow
+    ) -> TextDifference | None:
+        """The same for a side that computes by the same formulas, in other steps (`Measured`)."""
+        return first_difference(expected, found, row, self._names, RowMeasure(self, row))
+
+    @property
+    def _names(self) -> list[str]:
+        """The names of the inputs whose gradients are compared."""
+        pairs = zip(self.captured.inputs, self.wanted.needs, strict=True)
+        return [one.name for one, need in pairs if need]
 
     # ---- first order ----
 
@@ -188,10 +235,10 @@ class Comparison:
                     return found
         return None
 
-    def agrees(self, call: Call, row: TrialRow) -> bool:
-        """Whether the program runs on a row, and `call` gives the same."""
+    def agrees(self, call: Call, row: TrialRow, eps: float = 0.0) -> bool:
+        """Whether the program runs on a row, and `call` gives the same; `eps` as in `apart`."""
         expected = self.expected(row)
-        return expected is not None and not self.apart(expected, self.observe(call, row), row)
+        return expected is not None and not self.apart(expected, self.observe(call, row), row, eps)
 
     def misled(self, call: Call, rows: Sequence[TrialRow]) -> tuple[list[TrialRow], list[TrialRow]]:
         """Of rows that the capture does not serve, those where `call` is wrong, and right.
@@ -253,6 +300,8 @@ class Comparison:
     @functools.cached_property
     def is_wide(self) -> bool:
         """Whether the inputs have room for more digits, and the program takes them with those."""
+        if self.is_narrow:
+            return False
         row = self.rows[0]
         pairs = zip(row.tensors, row.widened(self.captured).tensors, strict=True)
         is_narrow = any(a.dtype != b.dtype for a, b in pairs)
@@ -281,7 +330,9 @@ class Comparison:
         if mine is None or theirs is None:
             return theirs is None and (mine is None or not self.captured.is_handwritten)
         floor = SMALL * max([1.0, *map(largest_number, theirs)])
-        return all_close(mine, theirs, HalfTheDigits(floor, is_ignored=True))
+        return all_close(
+            mine, theirs, HalfTheDigits(floor, is_ignored=True, eps=self._rounding(row))
+        )
 
     def twice(self, call: Call, row: TrialRow) -> list[Tensor | None] | None:
         """The second derivatives of one side, or None if it raises."""
@@ -290,6 +341,44 @@ class Comparison:
                 return second_derivatives(call, row.tensors, self.wanted)
             except Exception:  # of any kind: there is no second derivative
                 return None
+
+
+# ---- how far apart ----
+
+
+class RowMeasure:
+    """What is known of the results of a program on a row besides what it gives there."""
+
+    def __init__(self, comparison: Comparison, row: TrialRow) -> None:
+        self._comparison, self._row = comparison, row
+        self._graph = comparison.captured.joint.graph
+
+    def allowed(self, result: TextDifference) -> Measured:
+        """How far another side may be from one of its results."""
+        return Measured(
+            lambda: None if self._exact is None else result.of(self._exact),
+            lambda: [result.of(one) for one in self._near],
+            self._terms,
+            self._steps,
+        )
+
+    @functools.cached_property
+    def _exact(self) -> Observed | None:
+        return self._comparison.expected(self._row, is_wide=True)
+
+    @functools.cached_property
+    def _near(self) -> list[Observed]:
+        rows = (self._row.nudged(self._comparison.captured, sign) for sign in (1, -1))
+        found = (self._comparison.expected(row) for row in rows)
+        return [one for one in found if one is not None]
+
+    @functools.cached_property
+    def _terms(self) -> int:
+        return longest_sum(elements_in(self._graph, self._row.tensors))
+
+    @functools.cached_property
+    def _steps(self) -> int:
+        return max(1, sum(1 for _ in calls(self._graph)))
 
 
 # ---- running ----
@@ -306,6 +395,13 @@ def aside() -> Iterator[None]:
     """Record gradients without effect outside: no watcher, warning or random state sees it."""
     with drawing_from(SEED), shielded(), autocast_off(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def modes_of(captured: Capture) -> Iterator[None]:
+    """The modes that a program was captured under."""
+    with autocast_as(captured.autocast), _default_dtype(captured.default_dtype):
         yield
 
 

@@ -1,11 +1,12 @@
 """What a call gives: outputs, which of them require grad, gradients of first and second order.
 
-Needs torch and nothing else: a new process runs this file for the op of a library, and what it
-notes is compared with what the program gives.
+Needs torch and nothing else: a new process runs this file for what was emitted (the op of a
+library, the Function of a module), and what it notes is compared with what the program gives.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -159,25 +160,40 @@ def cotangent(like: Tensor, seed: int) -> Tensor:
 
 
 def main(folder: Path) -> None:
-    """Do the job in `folder`: call the ops of a library, and write what was seen."""
+    """Do the job in `folder`: call what a file has, and write what was seen."""
     warnings.simplefilter("ignore")
     job = torch.load(folder / JOB, weights_only=False)
     torch.set_num_threads(job["threads"])
-    torch.ops.load_library(job["library"])
-    space = getattr(torch.ops, job["namespace"])
+    function_of = _of_library if job["namespace"] else _of_module
+    functions = function_of(job["file"], job["namespace"])
     found = [
-        vars(observed(_by_arguments(getattr(space, op), arguments, named), row, Wanted(**wanted)))
-        for op, row, wanted, arguments, named in job["calls"]
+        vars(observed(_by_arguments(functions(name), arguments, named), row, Wanted(**wanted)))
+        for name, row, wanted, arguments, named in job["calls"]
     ]
     torch.save(found, folder / RESULTS)
 
 
-def _by_arguments(op: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Call:
-    """A call of `op` by a row of tensors; an argument is one of them, by its place, or a value."""
+def _of_library(file: str, namespace: str) -> Callable[[str], Any]:
+    """The ops of a library, by their names."""
+    torch.ops.load_library(file)
+    return lambda name: getattr(getattr(torch.ops, namespace), name)
+
+
+def _of_module(file: str, namespace: str) -> Callable[[str], Any]:
+    """The Functions of a module in Python, by their names."""
+    spec: Any = importlib.util.spec_from_file_location("emitted", file)
+    module = sys.modules["emitted"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda name: getattr(module, name).apply
+
+
+def _by_arguments(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Call:
+    """A call by a row of tensors; an argument is one of them, by its place, or a value."""
 
     def call(row: list[Tensor]) -> Sequence[Any]:
         torch.manual_seed(SEED)
-        made = op(*(value if place is None else row[place] for place, value in arguments), **named)
+        given = (value if place is None else row[place] for place, value in arguments)
+        made = function(*given, **named)
         return made if isinstance(made, tuple | list) else (made,)
 
     return call

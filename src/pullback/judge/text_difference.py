@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from pullback.judge.closeness import (
-    SMALL,
+    Allowance,
     HalfTheDigits,
-    is_number,
     largest_number,
     value_difference,
 )
+from pullback.judge.example import can_differ
 from pullback.judge.observed import TOGETHER, Observed
+from pullback.judge.tolerances import SMALL
 from pullback.judge.trial_rows import TrialRow
 
 Kind = Literal[
@@ -51,6 +52,13 @@ class TextDifference:
     by: str = ""
     is_filled: bool = False
 
+    def of(self, seen: Observed) -> Any:
+        """The result that it is about, of another call."""
+        if self.kind == "gradient":
+            return seen.first[self.by][self.place]
+        row = seen.outputs if self.kind == "output" else seen.second
+        return None if row is None else row[self.place]
+
     def facts(self, program: str, other: str) -> dict[str, str]:
         """The facts of an error about it: where, what `program` gives, and what `other` gives."""
         at = f" at {self.at}" if self.at else ""
@@ -71,10 +79,37 @@ class TextDifference:
         return f"{self.kind} {self.place}" if is_counted else self.kind
 
 
+class AbstractMeasure(Protocol):
+    """Says how far apart results may be."""
+
+    def allowed(self, result: TextDifference) -> Allowance:
+        """How far others may be from one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """Half of the digits, whichever result it is."""
+
+    allowance: HalfTheDigits
+
+    def allowed(self, result: TextDifference) -> Allowance:
+        return self.allowance
+
+
 def first_difference(
-    expected: Observed, found: Observed, row: TrialRow, names: Sequence[str]
+    expected: Observed,
+    found: Observed,
+    row: TrialRow,
+    names: Sequence[str],
+    measure: AbstractMeasure | None = None,
+    *,
+    eps: float = 0.0,
 ) -> TextDifference | None:
-    """What differs first, if anything; `names` are those of the inputs that need a gradient."""
+    """What differs first, if anything; `names` are those of the inputs that need a gradient.
+
+    Without a `measure`, results may differ in half of their digits, or of those of a coarser dtype
+    in between, whose rounding is `eps`.
+    """
     if found.error:
         return TextDifference("the call", row.what, "a result", found.error, name=found.error_type)
     theirs, mine = len(expected.outputs), len(found.outputs)
@@ -88,17 +123,18 @@ def first_difference(
         one, two = f"{expected.alone[place]}", f"{found.alone[place]}"
         if one != two:
             return TextDifference("alone", row.what, one, two, place=place)
-    return _first_value(list(_values(expected, found, row, names)), row)
+    values = list(_values(expected, found, row, names))
+    floor = SMALL * max([1.0, *(largest_number(theirs) for _, theirs, _ in values)])
+    measure = measure or _Half(HalfTheDigits(floor, is_ignored=not row.is_usual, eps=eps))
+    return _first_value(values, row, measure)
 
 
 def _first_value(
-    values: Sequence[tuple[TextDifference, Any, Any]], row: TrialRow
+    values: Sequence[tuple[TextDifference, Any, Any]], row: TrialRow, measure: AbstractMeasure
 ) -> TextDifference | None:
-    floor = SMALL * max([1.0, *(largest_number(theirs) for _, theirs, _ in values)])
-    allowed = HalfTheDigits(floor, is_ignored=not row.is_usual)
     for one, theirs, mine in values:
         known = _spread(theirs, mine) if row.has_nan else theirs
-        found = value_difference("", mine, known, allowed)
+        found = value_difference("", mine, known, measure.allowed(one))
         if found is not None:
             is_filled = one.by not in ("", TOGETHER) and _is_nan_alone(mine, theirs)
             one = replace(one, expected=found.expected, got=found.got, at=found.at)
@@ -108,7 +144,7 @@ def _first_value(
 
 def _is_nan_alone(mine: Any, theirs: Any) -> bool:
     """Whether the one gradient has a NaN where the other is finite."""
-    if not is_number(mine) or not is_number(theirs) or mine.shape != theirs.shape:
+    if not can_differ(mine) or not can_differ(theirs) or mine.shape != theirs.shape:
         return False
     return bool((mine.isnan() & theirs.isfinite()).any())
 
@@ -151,7 +187,7 @@ def _where_finite(gradient: Any, whole: Any) -> Any:
 
 def _spread(expected: Any, got: Any) -> Any:
     """`expected`, with what is not finite in `got` in its place: NaN may spread, not vanish."""
-    if not is_number(got) or not is_number(expected):
+    if not can_differ(got) or not can_differ(expected):
         return expected
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return expected

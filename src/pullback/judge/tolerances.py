@@ -1,7 +1,7 @@
 """How far numbers may be apart and still be the same: each tolerance that decides, with its reason.
 
-A rule may have a tolerance of its own; the judge and the diagnosis take theirs from here. `eps` is
-the relative rounding error of a dtype.
+A rule of `check` may have a tolerance of its own, as may the judge of kernels (`candidates`); all
+else takes its own from here. `eps` is the relative rounding error of a dtype.
 """
 
 from __future__ import annotations
@@ -76,6 +76,36 @@ class Measure:
         excess = torch.where(torch.isfinite(have.abs()), excess, math.inf)
         return torch.where(self.known, excess, -1.0)
 
+
+# ---- two computations of one thing (`closeness` says how) ----
+
+ULPS = 2.0  # units in the last place: what one rounding, or another library's `exp`, may change
+SIGMAS = 6.0  # times the usual error of the expected numbers: nothing is so far off by chance
+NUDGE = 4.0  # units in the last place by which inputs are moved to see how much that matters
+SMALL = 1e-3  # of the largest number, or of 1: what is smaller is compared with this
+BAD_LUCK = 8  # times the error of a sum whose roundings go up as often as down
+
+# ---- numbers that were recorded in a file, when that is tested on another machine ----
+
+RECORDED = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}  # of a sum of absolute values: some hundred roundings of single precision, ten of a half type
+RECORDED_AT_ZERO = 1e-3  # numbers in the sum beside which those that cancel are rounding
+LISTED_WITHIN, LISTED_COARSE = 1e-7, 1e-3  # of one number, listed with some more digits
+KINKY = 2e-2  # of a slope by differences in single precision, with a step of half of this
+
+# ---- exact numbers, of proofs ----
+
+NO_DIFFERENCE = 1e-30  # of two equal values with fifty digits
+DIFFERENT = 1e-6  # of a witness: large enough to be seen in float64
+READABLE = 1e-3  # the same of one that is written with short numbers
+NOISE = 1e-12  # of what must be zero with forty digits
+LITERAL = 2.0**-51  # a float from the number that it stands for: the last two bits
 
 # ---- gradients beside the reference; what is beyond these is doubted, not yet wrong ----
 

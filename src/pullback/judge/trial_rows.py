@@ -22,9 +22,11 @@ from torch import Tensor
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import in_memory_order, moved_a_little
-from pullback.judge.closeness import is_number
+from pullback.capture.layouts import in_memory_order
+from pullback.capture.seeds import moved_a_little, normal
+from pullback.judge.example import can_differ, wide_of
 from pullback.judge.tensor_specs import TensorSpec, drawn_like, fitted
+from pullback.judge.tolerances import NUDGE
 from pullback.judge.trial_sizes import (
     Shapes,
     elements_of,
@@ -69,14 +71,23 @@ class TrialRow:
     def widened(self, captured: Capture) -> TrialRow:
         """The row in double precision; tensors from outside the program stay as they are."""
         pairs = zip(self.tensors, captured.inputs, strict=True)
-        wide = (t if one.tensor is not None else _double(t) for t, one in pairs)
+        wide = (wide_of(t) if one.tensor is None and can_differ(t) else t for t, one in pairs)
         return replace(self, tensors=tuple(wide))
 
+    def nudged(self, captured: Capture, sign: int) -> TrialRow:
+        """The row, each number moved by some units in the last place to one side or the other."""
+        pairs = zip(self.tensors, captured.inputs, strict=True)
+        moved = (
+            t if one.tensor is not None or not can_differ(t) else _nudged(t, seed, sign)
+            for seed, (t, one) in enumerate(pairs)
+        )
+        return replace(self, tensors=tuple(moved))
 
-def _double(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return tensor.to(torch.complex128)
-    return tensor.double() if tensor.is_floating_point() else tensor
+
+def _nudged(tensor: Tensor, seed: int, sign: int) -> Tensor:
+    sides = normal(torch.empty(tensor.shape, device=tensor.device), seed).sign() * sign
+    step = (sides * (NUDGE * torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
+    return in_memory_order(tensor + tensor * step, tensor.stride())
 
 
 def value_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
@@ -101,9 +112,17 @@ def size_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
     """
     if points_unchecked(captured):
         return []
-    others = other_shapes(captured, example_shapes(captured, specs))
-    rows = ((example_row(captured, specs, s, shown_shapes(s)), is_odd) for s, is_odd in others)
-    return [replace(row, is_odd=is_odd, is_resized=True) for row, is_odd in rows]
+    base, rows = example_shapes(captured, specs), list[TrialRow]()
+    for shapes, is_odd in other_shapes(captured, base):
+        row = example_row(captured, specs, shapes, shown_shapes(shapes))
+        is_served = row.is_served and not _is_emptied(base, shapes)
+        rows.append(replace(row, is_odd=is_odd, is_resized=True, is_served=is_served))
+    return rows
+
+
+def _is_emptied(base: Shapes, shapes: Shapes) -> bool:
+    """Whether a tensor has no elements that had some: a text may refuse that, if it says so."""
+    return any(0 in new and 0 not in old for old, new in zip(base, shapes, strict=True))
 
 
 def rank_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
@@ -230,7 +249,7 @@ def _changed(
     """The row with the numbers of the arguments changed; integers stay."""
     return tuple(
         change(t.flatten(), torch.arange(t.numel(), device=t.device)).reshape(t.shape)
-        if one.tensor is None and is_number(t) and t.numel()
+        if one.tensor is None and can_differ(t) and t.numel()
         else t
         for t, one in zip(tensors, captured.inputs, strict=True)
     )
@@ -240,7 +259,7 @@ def _equal(captured: Capture, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] |
     """The row with one and the same values in all arguments of a kind; None if no two are alike."""
     first: dict[object, Tensor] = {}
     row = [
-        first.setdefault((t.shape, t.dtype), t) if one.tensor is None and is_number(t) else t
+        first.setdefault((t.shape, t.dtype), t) if one.tensor is None and can_differ(t) else t
         for t, one in zip(tensors, captured.inputs, strict=True)
     ]
     return None if all(a is b for a, b in zip(row, tensors, strict=True)) else tuple(row)

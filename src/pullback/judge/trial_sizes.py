@@ -10,7 +10,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from torch import Tensor
+
 from pullback.capture.fake import is_open, numbers_of, with_other_sizes
+from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.judge.unchecked_kernels import is_unchecked
 
@@ -37,7 +40,7 @@ def _grown(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     yield resized_shapes(captured, lambda n: 2 * n, base)
     for old, new in ((1, 2), (1, 5), (0, 3)):
         yield tuple(tuple(new if size == old else size for size in shape) for shape in base)
-    for other in (lambda n: n + 1, lambda n: 1, lambda n: 2 * n, lambda n: 3 * n + 1):
+    for other in (lambda n: n + 1, lambda n: 1, lambda n: 0, lambda n: 2 * n, lambda n: 3 * n + 1):
         for number in sorted(numbers):
             yield resized_shapes(captured, lambda n, m=number, f=other: f(n) if n == m else n, base)  # type: ignore[misc]
 
@@ -63,7 +66,7 @@ def _renumbered(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     fixed = _fixed(captured)
     pairs = [zip(flags, shape, strict=True) for flags, shape in zip(fixed, base, strict=True)]
     for number in sorted({size for pair in pairs for flag, size in pair if flag}):
-        for new in (number + 1, 2 * number, 3 * number + 1, 1):
+        for new in (number + 1, 2 * number, 3 * number + 1, 1, 0):
             yield _replaced(base, fixed, number, new)
 
 
@@ -115,6 +118,19 @@ def resized_shapes(
     own = [numbers_of(shape) for shape in shapes[:count]]
     known = dict(zip(itertools.chain(*own), itertools.chain(*base), strict=True))
     return tuple(with_other_sizes(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
+
+
+def shapes_around_integers(
+    captured: Capture, own: Sequence[Tensor], grow: Callable[[int], int]
+) -> list[tuple[int, ...]]:
+    """The shapes of the arguments `own` with other sizes; integers keep their shape.
+
+    So do the sizes that are tied to theirs.
+    """
+    values = [node.meta["val"].shape for node in captured.joint.inputs]
+    arguments, held = values[: len(own)], values[len(own) :]
+    pointing = [shape for shape, t in zip(arguments, own, strict=True) if is_index(t)]
+    return with_other_sizes(arguments, [*held, *pointing], grow)
 
 
 def elements_of(shapes: Sequence[Sequence[int]]) -> int:

@@ -15,7 +15,7 @@ from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.parts import calls
 from pullback.graph.values import held_value
-from pullback.judge.closeness import is_number
+from pullback.judge.example import can_differ
 
 UNCHECKED = (
     *("attention", "segment_reduce", "embedding_bag", "_fft_c2r", "cudnn", "miopen"),
@@ -52,7 +52,7 @@ def points_by_numbers(captured: Capture) -> bool:
     From numbers that are not finite, or are larger than those of the example, it may read or write
     outside of its tensors.
     """
-    numbers = {node for node in captured.joint.inputs if is_number(node.meta["val"])}
+    numbers = {node for node in captured.joint.inputs if can_differ(node.meta["val"])}
     for call in calls(captured.joint.graph):
         if any(part in op_name(call) for part in BY_NUMBERS):
             return True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from pullback.compose import combine, hybrid, nest
 from pullback.plan.groupings import Grouping
 
 NESTED, COMBINED, HYBRID = "nested", "combined", "hybrid"
@@ -32,6 +34,18 @@ class PlanCandidate:
 
 
 AS_WRITTEN = PlanCandidate(NESTED)
+
+
+def build_candidate(
+    program: Callable[..., Any], candidate: PlanCandidate, args: Sequence[Any]
+) -> Any:
+    """The composition of `program` that a candidate stands for, made with `args` as examples."""
+    if candidate.how == NESTED:
+        return nest(program)
+    options: Any = {"backend": candidate.backend, "save": candidate.save}
+    if candidate.how == COMBINED:
+        return combine(program, *args, **options)
+    return hybrid(program, *args, groups=candidate.groups, **options)
 
 
 @dataclass(frozen=True, slots=True)

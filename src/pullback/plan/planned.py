@@ -11,11 +11,10 @@ from pullback.compose.nested import callable_of, composition, nest
 from pullback.errors import PlanFileError, PullbackError, type_and_line
 from pullback.pages import page_of
 from pullback.plan import figure, store, text
-from pullback.plan.build import build_candidate
 from pullback.plan.choice import follow
 from pullback.plan.evidence import PlanEvidence, Sized
 from pullback.plan.fingerprint import fingerprint_of, redrawn_arguments
-from pullback.plan.measurements import NESTED, Measurement, PlanCandidate, front
+from pullback.plan.measurements import NESTED, Measurement, PlanCandidate, build_candidate, front
 from pullback.plan.sized_program import sized_program
 
 UNCOMPILED = ("", "eager")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pullback.compose.flow import node_of
+from pullback.compose.options import ComposeOptions
 from pullback.compose.reasons import is_refusal, reason_text
 from pullback.errors import CaptureError
 from pullback.plan.groupings import Group, Groupings
@@ -107,8 +108,7 @@ def _node(case: SizedProgram, group: Group, pair: tuple[str, str]) -> Any:
     if case.crosses(group):
         raise CaptureError("a change in place must stay inside a group")
     module = getattr(case.program, "__module__", None) or "__main__"
-    backend, save = pair
-    return node_of(case.part(group), case.values, save=save, backend=backend, module=module)
+    return node_of(case.part(group), case.values, ComposeOptions(*pair), module)
 
 
 def _measure(

@@ -18,7 +18,6 @@ from typing import Any
 from pullback.derive.returned import record_of
 from pullback.errors import PullbackWarning
 from pullback.graph.cut_problem import is_factor
-from pullback.plan.build import build_candidate
 from pullback.plan.choice import choose_measurement, scores
 from pullback.plan.groupings import Groupings, best_groupings, groupings_of
 from pullback.plan.measure import Meter, Task, measuring
@@ -29,13 +28,14 @@ from pullback.plan.measurements import (
     NESTED,
     Measurement,
     PlanCandidate,
+    build_candidate,
     label_of,
     marked,
     node_count,
 )
 from pullback.plan.prices import Prices, price_groups
+from pullback.plan.progress import stoppable
 from pullback.plan.sized_program import SizedProgram
-from pullback.plan.stopping import stoppable
 from pullback.plan.timing import interleave, ratio, typical
 
 EVERY = 16  # groupings that are all built and measured, if there are no more
@@ -88,7 +88,7 @@ class PlanSearch:
                     self._explore(case, self._at(EXPLORING * (place + 1) / count))
                 for place, case in enumerate(self.cases):
                     part = EXPLORING + (1 - EXPLORING) * (place + 1) / count
-                    self._settle(case, self._contenders[case.size], self._at(part))
+                    self._side_by_side(case, self._contenders[case.size], self._at(part))
                 self._confirm()
         except KeyboardInterrupt:
             self.stopped = "stopped by Ctrl-C before all was measured"
@@ -174,13 +174,13 @@ class PlanSearch:
         self._step(f"{case.size} elements: as written and combined")
         if case.units is None:
             self.refused.setdefault("every grouping", case.reason)
-            self._settle(case, whole, until, rounds=FIRST)
+            self._side_by_side(case, whole, until, rounds=FIRST)
             return
         is_single = len(case.units.units) < 2
         space = groupings_of(case.waits)
         hybrids = [] if is_single else self._at_once(case, space)
         whole += [PlanCandidate(COMBINED, (), *pair) for pair in self.pairs]
-        self._settle(case, whole, self._at(1.0), rounds=FIRST)
+        self._side_by_side(case, whole, self._at(1.0), rounds=FIRST)
         if is_single:
             return
         whole += hybrids
@@ -206,7 +206,7 @@ class PlanSearch:
         nodes = [groups for groups in nodes if groups and groups != (space.everything,)]
         found = [PlanCandidate(HYBRID, groups, *pair) for groups in nodes]
         until = self.meter.now() + EAGER_SHARE * self.budget / len(self.cases)
-        self._settle(case, [AS_WRITTEN, *found], until, rounds=FIRST, is_last=False)
+        self._side_by_side(case, [AS_WRITTEN, *found], until, rounds=FIRST, is_last=False)
         return found
 
     def _promising(self, case: SizedProgram) -> list[tuple[str, str]]:
@@ -274,7 +274,7 @@ class PlanSearch:
 
     # ---- measuring side by side ----
 
-    def _settle(
+    def _side_by_side(
         self,
         case: SizedProgram,
         candidates: Sequence[PlanCandidate],
@@ -375,4 +375,4 @@ class PlanSearch:
             whole = [row for row in rows.values() if row.candidate.how == COMBINED]
             cost = scores(list(rows.values()), self.weight)
             combined = [min(whole, key=cost.__getitem__).candidate] if whole else []
-            self._settle(case, [AS_WRITTEN, *combined, *rivals], self._at(1.0))
+            self._side_by_side(case, [AS_WRITTEN, *combined, *rivals], self._at(1.0))

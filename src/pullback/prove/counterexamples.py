@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from pullback.judge.tolerances import DIFFERENT, NO_DIFFERENCE, READABLE
 from pullback.prove.numerics import Point, Undefined, Values, drawn_points
 from pullback.prove.programs import Key, View
 from pullback.prove.scalars import Scalar, variables_of
 
 WORKING_DIGITS = 50  # three times those of float64
-NO_DIFFERENCE = 1e-30  # relative difference of two equal values with fifty digits
-DIFFERENT = 1e-6  # relative difference of a witness, large enough for float64
 MODERATE = 4  # inputs up to this size must give the same in float64 as the expressions
 FLOAT_CHECKS = 8  # points at which that is checked
 SIMPLE = (1, 2, 4, 16, 256)  # denominators to try for a witness that reads well
@@ -153,7 +152,7 @@ class CounterexampleSearch:
         """Note a gradient whose expressions do not give the values of the programs."""
         pairs = [(e, *self._of(key, place, ran)) for place, e in enumerate(elements)]
         sizes = [abs(v) for _, *both in pairs for v in both if math.isfinite(v)]
-        allowed = 1e-6 * max([1.0, *sizes])
+        allowed = DIFFERENT * max([1.0, *sizes])
         for element, got, expected in pairs:
             for exact, run in ((element.hand, got), (element.derived, expected)):
                 if not is_moderate or exact is None or not math.isfinite(run):
@@ -172,7 +171,7 @@ class CounterexampleSearch:
             point = {v: _rounded(x, denominator) for v, x in values.point.items()}
             rounded = _Both(point)
             element = rounded.elements(self.pairs[key])[place]
-            if element.apart < 1e-3 or rounded.signs != values.signs:
+            if element.apart < READABLE or rounded.signs != values.signs:
                 continue
             again = self._ran(point)
             if again and _confirms(element, *self._of(key, place, again)):
@@ -190,7 +189,7 @@ def _rounded(value: Fraction, denominator: int) -> Fraction:
 def _confirms(element: _Element, got: float, expected: float) -> bool:
     """Whether what the programs give shows the difference that the expressions show."""
     if element.hand is None:
-        near = abs(expected - element.derived) <= 1e-6 * (1 + abs(element.derived))
+        near = abs(expected - element.derived) <= DIFFERENT * (1 + abs(element.derived))
         return math.isnan(got) and bool(near)
     apart = abs(element.hand - element.derived)
     is_near = abs(got - element.hand) <= apart / 10

@@ -13,6 +13,8 @@ from fractions import Fraction
 from typing import Any
 from weakref import WeakValueDictionary
 
+from pullback.judge.tolerances import LITERAL
+
 Number = int | float | Fraction
 
 
@@ -107,9 +109,6 @@ def known_number(value: Number) -> Scalar:
     return _make("number", Fraction(value))
 
 
-_DIGITS = 2.0**-51  # how far a float may be from the number it stands for: the last two bits
-
-
 def _simplest(value: float) -> Scalar:
     if not math.isfinite(value):
         raise Outside(f"the number {value}")
@@ -125,7 +124,7 @@ def _simplest(value: float) -> Scalar:
 
 def _fraction(value: float, limit: int) -> Fraction | None:
     near = Fraction(value).limit_denominator(limit)
-    return near if abs(near - Fraction(value)) <= _DIGITS * abs(value) else None
+    return near if abs(near - Fraction(value)) <= LITERAL * abs(value) else None
 
 
 def _constants() -> Iterator[tuple[Scalar, float]]:

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from pullback.judge.mismatch import index_of
+from pullback.judge.tolerances import DIFFERENT
 from pullback.prove.compare import NotShown, compare_expressions
 from pullback.prove.counterexamples import (
-    DIFFERENT,
     Counterexample,
     CounterexampleSearch,
     GradientPair,

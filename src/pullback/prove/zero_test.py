@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import sympy  # type: ignore[import-untyped]
 
+from pullback.judge.tolerances import NOISE
 from pullback.prove.deadline import TimeLimitError, call_within
 from pullback.prove.signs import Expr
 
-_DIGITS, _NOISE = 40, 1e-12  # what is larger is no rounding error
+_DIGITS = 40
 _EXPANSIONS = 4  # a root that is multiplied out may leave a quotient inside
 
 
@@ -50,23 +51,15 @@ def is_zero_at_points(expression: Expr) -> bool:
             for n, s in enumerate(symbols)
         }
         value = expression.subs(point).evalf(_DIGITS, chop=True)
-        if value.is_Float and abs(value) > _NOISE:
+        if value.is_Float and abs(value) > NOISE:
             return False
     return True
 
 
-def _by_numerator(expression: Expr) -> bool:
-    return bool(numerator_of(expression) == 0)
-
-
-def _by_simplifying(expression: Expr) -> bool:
-    return bool(sympy.simplify(expression) == 0)
-
-
 # Each method, and which share of the time that is left it may take.
 METHODS: list[tuple[Callable[[Expr], bool], float]] = [
-    (_by_numerator, 0.7),
-    (_by_simplifying, 1.0),
+    (lambda expression: bool(numerator_of(expression) == 0), 0.7),
+    (lambda expression: bool(sympy.simplify(expression) == 0), 1.0),
 ]
 
 _WAVES = (sympy.sin, sympy.cos, sympy.tan, sympy.sinh, sympy.cosh, sympy.tanh)

@@ -1,7 +1,8 @@
-"""Run: how the graphs of a node become functions, one backend per file.
+"""Run: how the graphs of a node become functions, by one backend or another.
 
-`backend.py` says what a backend is and what it must keep. The module called like a backend has it
-as `BACKEND`.
+`backend.py` says what a backend is and what it must keep; `backends/` has one for each file, as
+`BACKEND`. `nodes/` makes nodes by them, `lowering/` is PyTorch's compiler, and `disk/` keeps what
+was compiled.
 """
 
 from __future__ import annotations
@@ -82,5 +83,5 @@ def absences() -> dict[str, str | None]:
 
 
 def _backend(name: str) -> Backend:
-    backend: Backend = importlib.import_module(f"pullback.run.{name}").BACKEND
+    backend: Backend = importlib.import_module(f"pullback.run.backends.{name}").BACKEND
     return backend

@@ -26,14 +26,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import fx
 
-from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
-from pullback.run.minimal import Minimal
-from pullback.run.node import Compiled, NodeSpec, make_node
+from pullback.run.nodes.node import Compiled, NodeSpec, make_node
+
+if TYPE_CHECKING:
+    from pullback.derive.recipe import Recipe
+    from pullback.run.nodes.minimal import Minimal
+
+
+class SizedCode(Protocol):
+    """A compiled graph for arguments of many sizes."""
+
+    def __call__(self, row: list[Any], /) -> Sequence[Any]:
+        """The results for a row of arguments, which it may empty."""
+
+    def meets(self, row: Sequence[Any], /) -> bool:
+        """Whether it serves a row of arguments."""
 
 
 class Backend(Protocol):
@@ -76,11 +88,10 @@ class Backend(Protocol):
         returns a row of results. Raises `CaptureError` for what cannot be compiled.
         """
 
-    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> Compiled:
+    def specialise_all_sizes(self, graph: fx.Graph, row: Sequence[Any], *, name: str) -> SizedCode:
         """As `specialise`, for arguments of every size that lie in memory as those of `row` do.
 
-        Numbers in `row` that stand for sizes may change, too. What is returned has a method
-        `meets(row)`: whether it serves these. By default it is refused.
+        Numbers in `row` that stand for sizes may change, too. By default it is refused.
         """
         raise CaptureError(f"the {name} graph must be compiled for each size by itself")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pullback.capture.seeds import memory_order
+from pullback.capture.layouts import memory_order
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
 from pullback.triton_codegen.body import kernel_source

@@ -3,7 +3,7 @@
 import time
 
 from pullback.check.kernels import tuning
-from pullback.check.processes.isolate import Seen, Watch
+from pullback.check.processes.watch import Seen, Watch
 from pullback.judge import progress
 from pullback.judge.progress import Progress
 

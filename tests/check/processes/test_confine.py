@@ -10,8 +10,11 @@ import time
 import pytest
 
 from pullback.check.processes import confine
-from pullback.check.processes.confine import Fork, tie
-from pullback.check.processes.isolate import GARBLED, Died, Watch, answer_of, said
+from pullback.check.processes.confine import tie
+from pullback.check.processes.endings import GARBLED, Died
+from pullback.check.processes.fork import Fork
+from pullback.check.processes.isolate import answer_of, next_message
+from pullback.check.processes.watch import Watch
 from pullback.check.processes.wire import MOST, PrintedOutput
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks are those of Unix")
@@ -40,7 +43,7 @@ def spin(outbox):
 
 
 def next_of(fork):
-    return said(fork, Watch(fork.pid, 60.0, 60.0))
+    return next_message(fork, Watch(fork.pid, 60.0, 60.0))
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGHUP"])

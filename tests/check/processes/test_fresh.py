@@ -14,11 +14,11 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check import runner
+from pullback.check import driving
+from pullback.check.job import Message
 from pullback.check.processes import fresh, isolate
 from pullback.check.processes.confine import tie
 from pullback.check.processes.wire import PrintedOutput
-from pullback.check.work import Message
 from pullback.errors import TargetError
 from pullback.judge.progress import Progress
 from tests.check import functions as f
@@ -35,7 +35,7 @@ def stopped():
 
 @pytest.fixture
 def no_fork(monkeypatch):
-    monkeypatch.setattr(runner, "why_no_fork", lambda: "this process uses a GPU")
+    monkeypatch.setattr(driving, "why_no_fork", lambda: "this process uses a GPU")
 
 
 def names(report):
@@ -59,7 +59,7 @@ def test_class_of_a_function_is_sent_and_checked(no_fork):
     report = pb.check(Local, (X,), select=["gradient"])
 
     assert names(report) == ["wrong-factor"]
-    assert not any(runner.HERE in note for note in report.notes)
+    assert not any(driving.HERE in note for note in report.notes)
 
 
 def test_worker_serves_the_next_job(no_fork):
@@ -124,7 +124,7 @@ def test_frozen_fork_is_no_finding(monkeypatch):
         raise isolate.Died("it did not end, and did nothing", is_hang=True, is_idle=True)
         yield
 
-    monkeypatch.setattr(runner, "messages", frozen)
+    monkeypatch.setattr(driving, "messages", frozen)
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 
     assert names(report) == ["wrong-factor"]
@@ -135,9 +135,9 @@ def test_worker_ends_with_who_started_it():
         """
         import os, signal, torch, pullback as pb
         from pullback.check.processes import fresh
-        from pullback.check import runner
+        from pullback.check import driving
         from tests.check import functions as f
-        runner.why_no_fork = lambda: "no"
+        driving.why_no_fork = lambda: "no"
         pb.check(f.Square, (torch.ones(3),), select=["wrong-factor"])
         print(fresh._idle[0].process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_lost_gpu_is_a_finding_and_not_the_callers():
     crashes = [finding for finding in report.findings if finding.rule.name == "crash"]
 
     assert "the GPU was lost to it" in str(crashes[0].got)
-    assert not any(runner.HERE in note for note in report.notes)
+    assert not any(driving.HERE in note for note in report.notes)
     assert torch.equal((x + 1).cpu(), x.cpu() + 1)
     assert len(report.rules) - len([s for s in report.skips if s.is_refusal]) > 80
 
@@ -237,4 +237,4 @@ def test_sound_function_on_a_gpu_has_no_finding():
     report = pb.check(f.Square, (x,))
 
     assert report.findings == ()
-    assert not any(runner.HERE in note for note in report.notes)
+    assert not any(driving.HERE in note for note in report.notes)

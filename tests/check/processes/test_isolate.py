@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check import runner, work
+from pullback.check import driving, work
 from pullback.check.findings.finding import Rule
 from pullback.check.findings.registered import Registered
-from pullback.check.processes import forked, fresh, isolate
+from pullback.check.processes import forked, fresh, watch
 from pullback.check.subject.subject import Subject
 from pullback.check.target.target import target_of
 from pullback.errors import InternalError
@@ -47,7 +47,7 @@ def impatient(monkeypatch):
     """A hang is ended after half a second of work, which may be long in coming."""
     monkeypatch.setitem(work.SECONDS, "quick", 0.1)
     monkeypatch.setattr(forked, "GRACE", 0.4)
-    monkeypatch.setattr(isolate, "GLANCE", 0.1)
+    monkeypatch.setattr(watch, "GLANCE", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_interruption_keeps_what_was_found(monkeypatch):
         )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "messages", interrupted)
+    monkeypatch.setattr(driving, "messages", interrupted)
 
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor", "nonlinear-backward"])
 
@@ -243,10 +243,10 @@ def test_failure_of_the_checker_between_rules_is_a_skip(monkeypatch):
 
 def test_memory_is_told_of_a_worker_that_does_not_end(monkeypatch):
     sizes = iter([1 << 30, 4 << 30])
-    monkeypatch.setattr(isolate, "memory_of", lambda pid: next(sizes, 3 << 30))
-    watch = isolate.Watch(0, -1.0, 60.0)
-    with pytest.raises(isolate.Died) as raised:
-        watch._look()
+    monkeypatch.setattr(watch, "memory_of", lambda pid: next(sizes, 3 << 30))
+    looking = watch.Watch(0, -1.0, 60.0)
+    with pytest.raises(watch.Died) as raised:
+        looking._look()
 
     assert raised.value.how.endswith("s of work, and took 3.0 GiB of memory")
 
@@ -263,7 +263,7 @@ def test_no_file_descriptors_are_no_error(monkeypatch):
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 
     assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
-    assert runner.HERE in report.notes[0]
+    assert driving.HERE in report.notes[0]
     assert "no process could be started: Too many open files" in report.notes[0]
 
 

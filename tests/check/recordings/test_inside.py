@@ -3,7 +3,9 @@
 import torch
 
 import pullback as pb
-from pullback.check.recordings.inside import functions_inside
+from pullback.check.options import CheckOptions
+from pullback.check.recordings.inside import functions_inside, reports_inside
+from pullback.check.runner import checked
 from pullback.check.target.target import target_of
 from pullback.judge.example import example_of
 from tests.check.subjects import normal
@@ -113,3 +115,32 @@ def test_declared_surrogate_of_a_program_is_that_of_what_it_calls():
     )
 
     assert report.of("wrong") == ()
+
+
+def reports(options, options_of=lambda target: {}):
+    whole = target_of(program)
+    found, _ = functions_inside(whole, [example_of((X,))], options_of)
+    return reports_inside(found, whole, options, checked)
+
+
+def test_no_function_is_begun_when_the_time_is_up():
+    assert reports(CheckOptions(seconds=0.0)) == ([], ["Doubled", "Leaky"])
+
+
+def test_what_is_chosen_for_a_function_by_its_name_holds_for_it_alone():
+    def options_of(target):
+        return {"allow": ("wrong-factor",)} if target.name == "Leaky" else {}
+
+    found, missing = reports(CheckOptions(select=("wrong-factor",)), options_of)
+
+    assert [report.subject for report in found] == ["Doubled"]
+    assert missing == []
+
+
+def test_what_is_declared_for_a_function_by_its_name_is_its_intent():
+    def options_of(target):
+        return {"declares": {"surrogate": "x"}} if target.name == "Leaky" else {}
+
+    found, _ = functions_inside(target_of(program), [example_of((X,))], options_of)
+
+    assert [one.target.intent.has_surrogate for one in found] == [False, True]

@@ -1,24 +1,14 @@
 """Where forward has a slope, and where it jumps: its sides at smaller and smaller steps say."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 
-from pullback.check.subject.extremes import STEPS, _jumps
+from pullback.check.subject.extremes import STEPS, jumps
 from pullback.judge.differences import UNKNOWN, Estimate
-from pullback.judge.example import example_of
-
-EXAMPLE = example_of((torch.zeros(2, dtype=torch.float64),))
 
 
-def jumps(sides, *, truth, curve=lambda step: 0.0):
-    """Whether a forward with these sides, by the step, jumps at the first entry."""
-    reference = SimpleNamespace(
-        sides=lambda example, cotangents, along, step: sides.get(step, (UNKNOWN, UNKNOWN)),
-        curve=lambda example, cotangents, along: curve,
-    )
-    return _jumps(SimpleNamespace(reference=reference), EXAMPLE, (None,), 0, 0, truth)
+def has_jump(sides, *, truth, curve=lambda step: 0.0):
+    """Whether a forward with these sides, by the step, jumps."""
+    return jumps(lambda step: sides.get(step, (UNKNOWN, UNKNOWN)), curve, truth)
 
 
 def both(slope):
@@ -37,9 +27,9 @@ def both(slope):
     ],
 )
 def test_guard_is_smooth_with_its_slope_alone(sides, truth, is_jump):
-    assert jumps(sides, truth=truth) is is_jump
+    assert has_jump(sides, truth=truth) is is_jump
 
 
 def test_pole_to_one_side_is_no_jump():
-    assert not jumps({}, truth=1.0, curve=lambda step: float("inf") if step > 0 else 0.0)
-    assert jumps({}, truth=1.0, curve=lambda step: float("inf"))
+    assert not has_jump({}, truth=1.0, curve=lambda step: float("inf") if step > 0 else 0.0)
+    assert has_jump({}, truth=1.0, curve=lambda step: float("inf"))

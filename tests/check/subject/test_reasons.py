@@ -100,7 +100,7 @@ def test_fork_without_autograd_searches_here(monkeypatch):
 
 def test_search_without_end_is_ended(monkeypatch):
     monkeypatch.setattr(reasons, "derived_from", lambda *args: time.sleep(60))
-    monkeypatch.setitem(reasons.SECONDS, "standard", 0.1)
+    monkeypatch.setitem(reasons.REASON_SECONDS, "standard", 0.1)
     begun = time.monotonic()
 
     assert reasons.reason_of(subject(WRONG, *INPUTS), "x") == reasons.Reason()

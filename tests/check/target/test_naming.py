@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check.target.naming import REGISTERS, load
+from pullback.check.target.naming import REGISTERS, already_loaded, load, path_of
 from pullback.check.target.target import target_of
 from pullback.errors import TargetError
 from tests.check import functions as f
@@ -233,3 +233,21 @@ def test_class_of_modules_is_told():
         "  got:      the class `Linear`, a torch.nn.Module\n"
         "  fix:      name a module that is made of it: model = Linear(...)"
     )
+
+
+def test_path_leads_back_to_what_says_it():
+    for thing in (torch.nn.Linear, target_of, torch.relu):
+        assert already_loaded(path_of(thing)) is thing
+
+
+def test_path_into_a_function_leads_nowhere():
+    def inner():
+        pass
+
+    assert path_of(inner).endswith("test_path_into_a_function_leads_nowhere.<locals>.inner")
+    assert already_loaded(path_of(inner)) is None
+
+
+def test_what_has_no_name_has_no_path():
+    assert path_of(None) == ""
+    assert already_loaded("") is None

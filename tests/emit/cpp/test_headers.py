@@ -8,7 +8,7 @@ import torch
 from pullback.emit.cpp import headers
 from pullback.emit.cpp import values as cpp_values
 from pullback.emit.cpp.headers import call_forms, split_types
-from pullback.run.toolchain import include_folder
+from pullback.run.disk.toolchain import include_folder
 
 # Arguments that no captured op has, but for their defaults.
 NEVER = {"at::Generator", "at::Storage", "at::Stream", "at::DeviceIndex"}

@@ -1,8 +1,11 @@
 """The comparison of kernels with their program."""
 
-import torch
+import pytest
 
+import pullback as pb
+from pullback.emit.subject import subject_of
 from pullback.emit.triton import verify
+from tests.emit.triton.cases import cases, draw
 
 
 def test_missing_triton_is_said(monkeypatch):
@@ -11,16 +14,35 @@ def test_missing_triton_is_said(monkeypatch):
     assert verify.interpreter_absence() == "Triton is not installed"
 
 
-def test_small_differences_are_small():
-    x = torch.tensor([1.0, -2.0, 0.0])
-
-    assert verify._distance(x + 1e-7, x) < 1e-6
-    assert verify._distance(x + torch.tensor([0.0, 0.0, 0.5]), x) > 0.1
+def relu(x):
+    return x.relu()
 
 
-def test_nan_in_another_place_is_a_difference():
-    x = torch.tensor([1.0, float("nan")])
+def clamped(x):
+    return x.clamp_min(0)
 
-    assert verify._distance(x, x) == 0.0
-    assert verify._distance(x.flip(0), x) == float("inf")
-    assert verify._distance(torch.tensor([1.0, float("inf")]), torch.ones(2)) == float("inf")
+
+@pytest.mark.needs_triton
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("packed_swiglu", "tl.sigmoid(gate)", "(1.0001 * tl.sigmoid(gate))"),
+        ("swiglu", "def ", "def_ "),
+    ],
+    ids=["slope", "syntax"],
+)
+def test_kernels_that_differ_are_seen(name, old, new):
+    program, given = cases()[name]
+    text = pb.emit(program, "triton", examples=given, verify=False)
+    assert old in text
+
+    assert verify.kernel_difference(subject_of(program, given), text.replace(old, new))
+
+
+@pytest.mark.needs_triton
+def test_kernels_that_differ_at_ties_alone_are_seen():
+    subject = subject_of(relu, (draw(4, 8),))
+    text = pb.emit(clamped, "triton", examples=(draw(4, 8),), verify=False)
+    found = verify.kernel_difference(subject, text.replace("Clamped", "Relu"))
+
+    assert (found.row, found.kind, found.name) == ("zeros among them", "gradient", "x")

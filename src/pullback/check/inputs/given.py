@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.places import call_user, place_of_error
-from pullback.check.processes.isolate import Died, answer_of, why_no_fork
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of, why_no_fork
 from pullback.check.ranks.given import takes_rank
 from pullback.check.surroundings import require_plain_inputs
 from pullback.check.target.target import Target

@@ -12,12 +12,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pullback.capture.places import frames_above
 from pullback.check.target.registration import near
 from pullback.check.watching.dispatch import Fill, views_memory
 from pullback.function.modes import DispatchMode
@@ -29,7 +29,6 @@ MANY = 256  # tensors that PyTorch makes in a call: zones around more take memor
 LONG = 2000  # operators of a call: a loop over them is no kernel, and watching each takes long
 ALIGNED = 512  # bytes: the start of a tensor is as round as PyTorch's allocators give it
 ORDINARY = 1.0  # what uninitialised memory holds
-INSIDE = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +169,6 @@ def _beside(tensor: Tensor, count: int, *, is_spoiled: bool) -> Any:
 
 def _by_whom(name: str) -> str:
     """The operator that made a tensor, and the line of the user's that asked for it."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith((*INSIDE, "<")):
-        frame = frame.f_back
+    frame = next(frames_above(sys._getframe(2)), None)
     place = f" at {near(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
     return f"by `{name}`{place}"

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import torch
-
+from pullback.capture.places import frames_above
+from pullback.check.job import Job, Message, Tell
 from pullback.check.target.registration import near
-from pullback.check.work import Job, Message, Tell
 from pullback.judge.example import describe_value
 
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
-INSIDE = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
 
 
 def narrated(job: Job, tell: Tell) -> Job:
     """The job, with each call and each launch of a Triton kernel named before it is made."""
-    names = job.target.names_of(max(len(example.args) for example in job.examples))
+    names = job.names
 
     def call(*args: Any) -> Any:
         pairs = zip(names, args, strict=False)
@@ -60,13 +56,6 @@ def _words(kernel: Any) -> str:
     function = kernel.fn
     place = function.__code__.co_filename, function.__code__.co_firstlineno
     words = f"`{function.__name__}` ({near(place[0])}:{place[1]})"
-    frame = sys._getframe(2)
-    with suppress(AttributeError):
-        while "triton" in Path(frame.f_code.co_filename).parts or _is_ours(frame):
-            frame = frame.f_back  # type: ignore[assignment]
-        words += f", launched at {near(frame.f_code.co_filename)}:{frame.f_lineno}"
+    for frame in frames_above(sys._getframe(2)):
+        return f"{words}, launched at {near(frame.f_code.co_filename)}:{frame.f_lineno}"
     return words
-
-
-def _is_ours(frame: Any) -> bool:
-    return str(frame.f_code.co_filename).startswith(INSIDE)

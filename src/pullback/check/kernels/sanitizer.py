@@ -27,7 +27,6 @@ import pickle
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -39,10 +38,11 @@ from typing import Any
 import torch
 
 from pullback.check.findings.finding import Finding, Rule, Severity, Skip
+from pullback.check.job import Job
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.sizes import odd_sizes
+from pullback.check.processes.start import python_calling
 from pullback.check.subject.subject import Subject
-from pullback.check.work import Job
 from pullback.judge.run import CallError
 
 RULE = Rule(
@@ -59,7 +59,6 @@ SECONDS = 300.0  # that one tool may take
 SIZES = 2  # odd ones
 OWN = ("at::", "c10::", "cub::", "cublas", "cutlass", "cudnn")
 
-_MAIN = "import sys; sys.path[:] = {found}; from {module} import take_calls; take_calls({path!r})"
 _HEAD = re.compile(r"(Invalid|Uninitialized|Error: Race|Warning: Race|Barrier|Misaligned|Race)")
 _PLACES = (
     re.compile(r"at (?:0x[0-9a-f]+ in )?(?P<file>[^\s:]+:\d+):(?P<name>[^\s(]+)"),
@@ -118,11 +117,9 @@ def sanitized(job: Job) -> Iterator[Finding | str]:
 
 
 def _said(program: str, tool: str, path: Path) -> str:
-    source = str(Path(__file__).resolve().parents[3])
-    found = [source, *(place for place in sys.path if place)]
-    code = _MAIN.format(found=found, module=__name__, path=str(path))
+    call = python_calling(f"{__name__}.take_calls", str(path))
     done = subprocess.run(
-        [program, "--tool", tool, "--print-limit", "100", sys.executable, "-c", code],
+        [program, "--tool", tool, "--print-limit", "100", *call],
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

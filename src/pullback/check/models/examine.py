@@ -6,7 +6,7 @@ forward changes are put back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +16,11 @@ from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.findings.finding import Finding, Rule
-from pullback.check.models.gradients import ModelSlopes
+from pullback.check.models.gradients import ModelSlopes, SlopePair
 from pullback.check.models.observer import CallOrigin, ObservedPass, Observer
 from pullback.check.models.program import ModelProgram
 from pullback.check.models.rules import CUT, NOT_FINITE, UNUSED, WRONG, model_rules
+from pullback.check.options import CheckOptions
 from pullback.check.recordings.inside import stored_calls
 from pullback.check.recordings.recorded import Recording
 from pullback.check.target.target import Target, target_of
@@ -39,11 +40,12 @@ class ModelRequest:
     target: Target
     examples: tuple[Example, ...]
     wanted: frozenset[int]  # the inputs that the user gave with `requires_grad`
-    select: tuple[str, ...] = ()
-    allow: tuple[str, ...] = ()
-    profile: str = "standard"
-    seconds: float | None = None
-    progress: Callable[[str, int, int], None] | None = None
+    options: CheckOptions
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return self.target.names_of(max(len(example.args) for example in self.examples))
 
 
 @dataclass(slots=True)
@@ -64,8 +66,7 @@ class Examined:
 def examine(asked: ModelRequest, rules: set[str]) -> Examined:
     """What the passes show, in this process; `rules` are the names of those that are tried."""
     module, example = asked.target.thing, asked.examples[0]
-    names = asked.target.names_of(max(len(one.args) for one in asked.examples))
-    found = Examined()
+    names, found = asked.names, Examined()
     with uncompiled(), restoring(module):
         recording = Recording(kinds=KINDS)
         with recording.watching():
@@ -98,19 +99,19 @@ def _of_observed(program: ModelProgram, seen: ObservedPass) -> Iterator[Finding]
     if seen.has_nan_output:
         yield _made(
             NOT_FINITE,
+            seen.forward_origin,
             at=f"forward, {seen.forward_origin or 'a call that is not seen'}",
             expected="outputs that are numbers, at finite inputs",
             got="NaN, which this call is the first to make",
-            origin=seen.forward_origin,
         )
     elif seen.broken:
         yield _made(
             NOT_FINITE,
+            seen.backward_origin,
             at=f"backward of {seen.backward_origin or 'a call that is not seen'}",
             expected="finite gradients",
             got=f"NaN or infinity in the gradient of {_listed(seen.broken)}; this is the first "
             "call that makes such of finite ones",
-            origin=seen.backward_origin,
         )
 
 
@@ -121,20 +122,7 @@ def _compare(program: ModelProgram, found: Examined, classes: list[type]) -> Non
     allowed = {*program.parameters, *map(program.input_key, program.asked)}
     missing = [name for name in found.observed.missing if name in allowed]
     cut, unused = _parted(slopes, missing[:LOOKED_AT])
-    for name, value in cut.items():
-        origins = found.observed.cuts.get(name, [])
-        where = "; ".join(str(one) for one in origins[:3]) or "a call that is not seen"
-        kind = "the parameter" if name in program.parameters else "the input"
-        found.findings.append(
-            _made(
-                CUT,
-                at=f"{kind} `{name}`, cut by {where}",
-                expected=f"a gradient: the outputs have a slope of {value:.4g} along it",
-                got="None",
-                origin=origins[0] if origins else None,
-                fix=f"use `{name}` itself, or set its `requires_grad` to False where it is meant",
-            )
-        )
+    found.findings += (_cut(program, found.observed, *one) for one in cut.items())
     if unused:
         found.findings.append(
             _made(
@@ -149,26 +137,46 @@ def _compare(program: ModelProgram, found: Examined, classes: list[type]) -> Non
         found.notes.append(
             f"of {len(missing)} parameters without a gradient {LOOKED_AT} are reported"
         )
-    grads = slopes.gradients()
-    wrong = slopes.is_wrong(grads)
-    if wrong is None:
-        return
-    found.suspects = tuple(target_of(cls).name for cls in slopes.suspects(classes))
-    gap = f"{wrong.claimed:.5g} by autograd, {wrong.estimate.value:.5g} by differences"
+    wrong = slopes.is_wrong(slopes.gradients())
+    if wrong is not None:
+        found.suspects = tuple(target_of(cls).name for cls in slopes.suspects(classes))
+        _add_wrong(found, wrong)
+
+
+def _cut(program: ModelProgram, observed: ObservedPass, name: str, slope: float) -> Finding:
+    """A parameter or input along which the outputs have a slope, without a gradient."""
+    origins = observed.cuts.get(name, [])
+    where = "; ".join(map(str, origins[:3])) or "a call that is not seen"
+    kind = "the parameter" if name in program.parameters else "the input"
+    return _made(
+        CUT,
+        origins[0] if origins else None,
+        at=f"{kind} `{name}`, cut by {where}",
+        expected=f"a gradient: the outputs have a slope of {slope:.4g} along it",
+        got="None",
+        fix=f"use `{name}` itself, or set its `requires_grad` to False where it is meant",
+    )
+
+
+def _add_wrong(found: Examined, wrong: SlopePair) -> None:
+    """Add that the gradients are not the slopes of the outputs: a finding where one is at fault."""
+    claimed, value = f"{wrong.claimed:.5g}", f"{wrong.estimate.value:.5g}"
     if found.suspects:
         names = ", ".join(f"`{name}`" for name in found.suspects)
         found.findings.append(
             _made(
                 WRONG,
                 at=f"the gradients of parameters and inputs, through {names}",
-                expected=f"{wrong.estimate.value:.5g}, the slope of the outputs along a direction",
-                got=f"{wrong.claimed:.5g}",
+                expected=f"{value}, the slope of the outputs along a direction",
+                got=claimed,
                 why=f"with the forward of {names} alone, autograd gives the slope",
             )
         )
         return
+    assert found.observed is not None
     cuts = dict.fromkeys(one for many in found.observed.cuts.values() for one in many)
     where = f"; gradients are cut at {', '.join(map(str, list(cuts)[:3]))}" if cuts else ""
+    gap = f"{claimed} by autograd, {value} by differences"
     found.notes.append(f"the gradients are not the slopes of the outputs ({gap}){where}")
 
 
@@ -188,19 +196,9 @@ def _parted(slopes: ModelSlopes, names: Sequence[str]) -> tuple[dict[str, float]
     return cut, [name for name in unused if name in slopes.program.parameters]
 
 
-def _made(
-    rule: Rule,
-    *,
-    at: str,
-    expected: str,
-    got: str,
-    origin: CallOrigin | None = None,
-    fix: str = "",
-    why: str = "",
-) -> Finding:
+def _made(rule: Rule, origin: CallOrigin | None = None, **facts: Any) -> Finding:
     whole = next(one.rule for one in model_rules() if one.rule.code == rule.code)
-    place = origin.place if origin is not None else ""
-    return Finding.made(whole, at=at, expected=expected, got=got, fix=fix, why=why, place=place)
+    return Finding.made(whole, place=origin.place if origin is not None else "", **facts)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ class ModelProgram:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Parameters and inputs by name; those of inputs are told apart where they are the same."""
+        """Parameters and inputs by name; an input with the name of a parameter has another key."""
         taken = self.parameters
         return {**taken, **{self.input_key(name): x for name, x in self.inputs.items()}}
 

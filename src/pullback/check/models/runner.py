@@ -7,29 +7,26 @@ one check of that Function, however many layers make it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from pullback.check.findings.finding import Finding, Severity
+from pullback.check.findings.finding import Severity
 from pullback.check.findings.registered import Registered
 from pullback.check.findings.report import FunctionUse, Report
 from pullback.check.models.examine import Examined, ModelRequest, examine, restoring
 from pullback.check.models.rules import GROUP, WRONG, model_rules
-from pullback.check.models.savings import derived_saving
-from pullback.check.models.shared import SharedModule, combined_modules
-from pullback.check.processes.isolate import Died, answer_of, why_no_fork
-from pullback.check.recordings.inside import Inside, grouped_calls
+from pullback.check.models.savings import SharedModule, combined_modules, derived_saving
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of, why_no_fork
+from pullback.check.recordings.inside import CheckOne, Inside, grouped_calls, reports_inside
 from pullback.check.recordings.recorded import called_at
 from pullback.check.rules import all_rules, selected
 from pullback.check.target.registration import place_of
-from pullback.errors import ExamplesError, RuleNameError
+from pullback.errors import ExamplesError
 from pullback.graph.cost import bytes_text
 from pullback.judge.run import ForwardRefusedError, Raised
 
 SECONDS = 120.0  # of work, for the passes through a model
-
-CheckOne = Callable[..., Report]
 
 
 def check_model(asked: ModelRequest, check_one: CheckOne) -> Report:
@@ -39,7 +36,7 @@ def check_model(asked: ModelRequest, check_one: CheckOne) -> Report:
     own = {r.rule.name for r in rules if r.rule.group == GROUP}
     _tell(asked, "the model as a whole", 0, 1)
     examined = _examined(asked, own)
-    inside, missing = grouped_calls(examined.calls)
+    inside, missing = grouped_calls(examined.calls, asked.options.options_of)
     reports, more_missing = _checked(asked, inside, start, check_one)
     missing = tuple(dict.fromkeys([*missing, *examined.lost, *more_missing]))
     return _joined(asked, rules, examined, inside, reports, missing, start)
@@ -47,12 +44,17 @@ def check_model(asked: ModelRequest, check_one: CheckOne) -> Report:
 
 def _chosen(asked: ModelRequest) -> tuple[Registered, ...]:
     every = (*all_rules(), *model_rules())
-    return selected(profile=asked.profile, select=asked.select, allow=asked.allow, among=every)
+    return selected(
+        profile=asked.options.profile,
+        select=asked.options.select,
+        allow=asked.options.allow,
+        among=every,
+    )
 
 
 def _tell(asked: ModelRequest, what: str, number: int, total: int) -> None:
-    if asked.progress is not None:
-        asked.progress(what, number, total)
+    if asked.options.progress is not None:
+        asked.options.progress(what, number, total)
 
 
 # ---- the model as a whole ----
@@ -96,24 +98,12 @@ def _checked(
     asked: ModelRequest, inside: Sequence[Inside], start: float, check_one: CheckOne
 ) -> tuple[list[Report], list[str]]:
     """A report on each Function inside, and the names of those without one."""
-    if asked.select and not any(one.rule.is_called(*asked.select) for one in all_rules()):
+    options = asked.options
+    if options.select and not any(one.rule.is_called(*options.select) for one in all_rules()):
         return [], []
-    options: dict[str, Any] = {"select": asked.select, "allow": asked.allow}
-    options |= {"profile": asked.profile, "progress": asked.progress}
-    reports: list[Report] = []
-    missing: list[str] = []
-    for one in inside:
-        left = None if asked.seconds is None else asked.seconds - (time.monotonic() - start)
-        if (left is not None and left <= 0) or (reports and reports[-1].interrupted):
-            missing.append(one.target.name)
-            continue
-        try:
-            reports.append(one.checked(check_one, asked.target, {**options, "seconds": left}))
-        except RuleNameError:  # all that is asked is allowed for it
-            continue
-        except ExamplesError:  # it refuses leaves, say, where the model passes others
-            missing.append(one.target.name)
-    return reports, missing
+    if options.seconds is not None:
+        options = replace(options, seconds=options.seconds - (time.monotonic() - start))
+    return reports_inside(inside, asked.target, options, check_one)
 
 
 def _uses(
@@ -121,7 +111,7 @@ def _uses(
 ) -> tuple[FunctionUse, ...]:
     """Where each Function is called, what it keeps, and what another form would keep."""
     seen = examined.observed
-    is_thorough = asked.profile != "quick"
+    is_thorough = asked.options.profile != "quick"
     shared: list[SharedModule] = []
     if is_thorough and inside:
         with restoring(asked.target.thing):
@@ -170,7 +160,11 @@ def _joined(
     target = asked.target
     uses = _uses(asked, inside, examined)
     places = {use.name: called_at(dict.fromkeys(use.places, 1)) for use in uses}
-    inner = [_located(f, places.get(r.subject, "")) for r in reports for f in r.findings]
+    inner = [
+        replace(finding, facts={**finding.facts, "called": places.get(report.subject, "")})
+        for report in reports
+        for finding in report.findings
+    ]
     explained = {f.subject for f in inner if f.weight is Severity.WRONG}
     explained |= {r.subject for r in reports if r.surrogates}
     explained |= {one.target.name for one in inside if one.target.intent.has_surrogate}
@@ -191,7 +185,6 @@ def _joined(
     for report in reports:
         for key, count in report.tried.items():
             tried[key] = tried.get(key, 0) + count
-    names_of = target.names_of(max(len(one.args) for one in asked.examples))
     return Report(
         subject=target.name,
         place=place_of(type(target.thing)),
@@ -199,14 +192,10 @@ def _joined(
         skips=tuple(skip for report in reports for skip in report.skips),
         tried=tried,
         rules=tuple(one.rule.code for one in rules),
-        examples=tuple(example.words(names_of) for example in asked.examples),
+        examples=tuple(example.words(asked.names) for example in asked.examples),
         seconds=time.monotonic() - start,
-        profile=asked.profile,
+        profile=asked.options.profile,
         notes=tuple(notes),
         interrupted=any(report.interrupted for report in reports),
         functions=uses,
     )
-
-
-def _located(finding: Finding, where: str) -> Finding:
-    return replace(finding, facts={**finding.facts, "called": where})

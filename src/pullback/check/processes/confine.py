@@ -9,19 +9,16 @@ goes into a pipe as well, from which the parent shows the beginning.
 from __future__ import annotations
 
 import contextlib
-import glob
 import io
 import os
 import signal
 import sys
 import time
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any
 
-from pullback.check.processes.wire import Inbox, Outbox, PrintedOutput
+from pullback.check.processes.system import has_ended, processes_below
+from pullback.check.processes.wire import Inbox, PrintedOutput
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
 PATIENCE = 5.0  # seconds that a worker which has said all may take to end
@@ -70,75 +67,6 @@ def tie() -> Ties:
         raise
     life, said, printed = made
     return Ties(life, said, printed, os.urandom(8))
-
-
-class Fork:
-    """A process that was forked for a task, which it does with a place to put messages into.
-
-    Raises `OSError` where there can be none.
-    """
-
-    def __init__(self, task: Callable[[Outbox], Any], output: PrintedOutput) -> None:
-        self._ties = tie()
-        flush_output()
-        try:
-            self.pid = _forked(lambda: self._live(task))
-        except OSError:
-            self._ties.close((*self._ties.ours, *self._ties.theirs))
-            raise
-        self.inbox = self._ties.inbox(self.pid, output)
-        self._code: int | None = None
-        self._is_stopped = False
-
-    def _live(self, task: Callable[[Outbox], Any]) -> None:
-        ties = self._ties
-        ties.close(ties.ours)
-        lead(ties.life[0])
-        print_into(ties.printed[1])
-        task(Outbox(ties.said[1], ties.token))
-
-    def end(self) -> int | None:
-        """Its exit code, once it has said all; None where it does not end."""
-        let_end(self.pid)
-        is_over = has_ended(self.pid) or self._is_reaped(os.WNOHANG)
-        self.stop()
-        return self._code if is_over else None
-
-    def stop(self) -> None:
-        """End it, and all that it has started; what it has printed until now is shown."""
-        if self._is_stopped:
-            return
-        self._is_stopped = True
-        end_group(self.pid)
-        if self._code is None and not has_ended(self.pid):
-            os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
-        if self._code is None:
-            self._is_reaped()
-        self.inbox.drain()
-        self._ties.close(self._ties.ours)
-
-    def _is_reaped(self, options: int = 0) -> bool:
-        """Whether it has ended, and was asked for its exit code."""
-        try:
-            pid, status = os.waitpid(self.pid, options)
-        except ChildProcessError:  # a handler of the caller's was faster
-            pid, status = self.pid, 0
-        if pid:
-            self._code = os.waitstatus_to_exitcode(status)
-        return bool(pid)
-
-
-def _forked(live: Callable[[], Any]) -> int:
-    """The number of a fork, which does nothing but live."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: see `why_no_autograd`
-        pid = os.fork()
-    if pid:
-        return pid
-    try:
-        live()
-    finally:
-        os._exit(70)
 
 
 # ---- in the worker ----
@@ -209,15 +137,6 @@ def end_below(pid: int) -> None:
         ended |= left
 
 
-def processes_below(pid: int) -> set[int]:
-    """The processes below one, where the system says which."""
-    found: set[int] = set()
-    for path in glob.glob(f"/proc/{pid}/task/*/children"):
-        with contextlib.suppress(OSError), open(path) as file:
-            found |= {int(child) for child in file.read().split()}
-    return found.union(*map(processes_below, found))
-
-
 def end_group(leader: int) -> None:
     """End a worker and the processes that it leads, before it is asked for its exit code."""
     end_below(leader)
@@ -232,17 +151,6 @@ def signal_group(leader: int, number: int) -> None:
     for each in processes_below(leader):
         with contextlib.suppress(OSError):
             os.kill(each, number)
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a child has ended; it can still be asked for its exit code."""
-    try:
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, pid, options) is not None
-    except ChildProcessError:
-        return True
-    except AttributeError:  # not on this system: the end of its messages tells
-        return False
 
 
 def let_end(pid: int) -> None:

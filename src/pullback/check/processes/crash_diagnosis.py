@@ -16,12 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.processes.confine import Fork
-from pullback.check.processes.isolate import Died, Watch
+from pullback.check.job import Job
+from pullback.check.processes.endings import Died
+from pullback.check.processes.fork import Fork
+from pullback.check.processes.watch import Watch
 from pullback.check.processes.wire import GarbledError, Outbox, PrintedOutput
+from pullback.check.repro.writing import with_repro
+from pullback.check.subject.subject import Subject
 from pullback.check.target.spelling import UnspeakableError, imported, spelled
 from pullback.check.target.target import Target
-from pullback.check.work import Job, try_rule, work
+from pullback.check.work import try_rule, work
 from pullback.judge.example import can_differ, describe_value
 
 SECONDS = 5.0  # of work that the second death may take, and of rest
@@ -81,7 +85,7 @@ def _task(task: Callable[[Outbox], None], outbox: Outbox) -> None:
 
 
 def _try_again(job: Job, rule: int, outbox: Outbox) -> None:
-    names = job.target.names_of(max(len(example.args) for example in job.examples))
+    names = job.names
 
     def call(*args: Any) -> Any:
         outbox.send((_words(names, args), _program(job.target, names, args)))
@@ -91,9 +95,7 @@ def _try_again(job: Job, rule: int, outbox: Outbox) -> None:
     if rule < 0:
         work(replace(narrated, rules=()), lambda message: None)
         return
-    from pullback.check.subject.subject import Subject  # it imports what writes repros
-
-    subject = Subject(narrated.target, job.examples, profile=job.profile)
+    subject = Subject(narrated.target, job.examples, profile=job.profile, show=with_repro)
     try_rule(job.rules[rule], subject)
 
 

@@ -12,22 +12,21 @@ import os
 import signal
 from collections.abc import Iterator
 
-from pullback.check.processes.confine import Fork, end_below
+from pullback.check.job import Job, Message
+from pullback.check.processes.confine import end_below
+from pullback.check.processes.endings import leave
+from pullback.check.processes.fork import Fork
 from pullback.check.processes.isolate import (
     CannotForkError,
-    Died,
-    LastMessage,
-    Seen,
-    Watch,
-    leave,
     limit_memory,
-    said,
+    next_message,
     why_no_autograd,
 )
+from pullback.check.processes.watch import Seen, Watch
 from pullback.check.processes.wire import Outbox, PrintedOutput
-from pullback.check.work import Job, Message, seconds_of_rule, work
+from pullback.check.work import seconds_of_rule, work
 from pullback.judge.progress import shared_progress
-from pullback.run.lower import compile_privately
+from pullback.run.lowering.lower import compile_privately
 
 # A rule is asked to end after `work.seconds_of_rule`. It is ended after so many seconds of work
 # more, and after the time of so many calls more; or when it has done nothing for so many seconds.
@@ -50,9 +49,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     try:
         while True:
             busy = work_of_rule(job, seconds)
-            message = said(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
-            if isinstance(message, LastMessage):
-                raise Died(message.reason, is_ours=message.is_ours)
+            message = next_message(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
             if message.kind == "refused":
                 raise CannotForkError(message.reason)
             if message.kind == "accepted":

@@ -24,25 +24,21 @@ from types import MappingProxyType
 
 import torch
 
+from pullback.check.job import Job, Message
 from pullback.check.kernels.launches import BLOCKING, narrated
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.tuning import keep_tuned, watch_tuning
-from pullback.check.processes.confine import Ties, end_group, has_ended, lead, let_end, tie
+from pullback.check.processes.confine import Ties, end_group, lead, let_end, tie
 from pullback.check.processes.crash_diagnosis import CrashCause
+from pullback.check.processes.endings import Died, LastMessage, leave
 from pullback.check.processes.forked import IDLE, prepare_compiler, work_of_rule
-from pullback.check.processes.isolate import (
-    GARBLED,
-    Died,
-    LastMessage,
-    Seen,
-    Watch,
-    end_of,
-    leave,
-    limit_memory,
-)
+from pullback.check.processes.isolate import limit_memory, next_message
+from pullback.check.processes.start import python_calling, started
+from pullback.check.processes.system import children_of, has_ended
 from pullback.check.processes.warm import warm_up
-from pullback.check.processes.wire import GarbledError, Inbox, Outbox, PrintedOutput
-from pullback.check.work import Job, Message, work
+from pullback.check.processes.watch import Seen, Watch
+from pullback.check.processes.wire import Inbox, Outbox, PrintedOutput
+from pullback.check.work import work
 from pullback.errors import first_line, type_and_line
 from pullback.judge import progress
 from pullback.judge.example import tensors_in
@@ -50,12 +46,6 @@ from pullback.judge.progress import Progress
 
 AGAIN = 60.0  # seconds in which a lost GPU must be lost once more, to be said where
 START = 120.0  # seconds for imports, and on a GPU for the first call, which tunes kernels
-
-# The folder that it is started in is no place to import from: others may write to it.
-_MAIN = (
-    "import sys; sys.path[:] = {found}; "
-    "from pullback.check.processes.fresh import serve; serve{ends}"
-)
 
 
 class CannotSendError(Exception):
@@ -85,13 +75,12 @@ class Worker:
         self.ties.close(self.ties.ours)
         self.progress.remove()
 
-    def has_company(self) -> bool:
-        """Whether processes run that it has started."""
-        try:
-            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as file:
-                return bool(file.read().split())
-        except OSError:
-            return False
+    def end(self) -> int | None:
+        """Its exit code, once it has said all; None where it does not end."""
+        let_end(self.process.pid)
+        if has_ended(self.process.pid):
+            end_group(self.process.pid)
+        return self.process.poll()
 
 
 _idle: list[Worker] = []
@@ -125,9 +114,7 @@ def fresh_messages(
         while True:
             idle = max(limit, IDLE[job.profile])
             watch = Watch(worker.process.pid, limit or work_of_rule(job, seconds), idle, seen)
-            message = _received(worker, watch)
-            if isinstance(message, LastMessage):
-                raise Died(message.reason, is_ours=message.is_ours)
+            message: Message = next_message(worker, watch)
             if message.kind == "ready":
                 limit = START if is_tuning else 0.0
                 continue
@@ -140,7 +127,7 @@ def fresh_messages(
                 is_done = message.kind == "end"
                 return
     finally:
-        if is_done and not is_narrated and not worker.has_company():
+        if is_done and not is_narrated and not children_of(worker.process.pid):
             worker.inbox.drain()
             _idle.append(worker)
         else:
@@ -178,20 +165,6 @@ def _waiting() -> Worker | None:
     return None
 
 
-def _received(worker: Worker, watch: Watch) -> Message | LastMessage:
-    watch.wait(worker.inbox)
-    try:
-        message: Message | LastMessage = worker.inbox.recv()
-    except EOFError:
-        let_end(worker.process.pid)
-        if has_ended(worker.process.pid):
-            end_group(worker.process.pid)
-        raise Died(watch.with_memory(f"it {end_of(worker.process.poll())}")) from None
-    except GarbledError:
-        raise Died(GARBLED) from None
-    return message
-
-
 def _started(more: Mapping[str, str] = MappingProxyType({})) -> Worker:
     """A new worker; raises `CannotSendError` where there can be none."""
     with contextlib.ExitStack() as undo:  # where it cannot be started
@@ -205,31 +178,16 @@ def _started(more: Mapping[str, str] = MappingProxyType({})) -> Worker:
             undo.callback(os.unlink, path)
             os.close(file)
             seen = Progress(Path(path))
-            process = _process(theirs.fileno(), ties, path, {**os.environ, **more})
+            life, said, printed = ties.theirs
+            ends = theirs.fileno(), life, said
+            command = python_calling(f"{__name__}.serve", *ends, ties.token, path)
+            process = started(command, ends, printed, {**os.environ, **more})
         except OSError as error:
             why = error.strerror or str(error)
             raise CannotSendError(f"no process could be started: {why}") from None
         undo.pop_all()
     theirs.close()
     return Worker(process, ours, ties, ties.inbox(process.pid, PrintedOutput()), seen)
-
-
-def _process(
-    jobs: int, ties: Ties, path: str, environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    life, said, printed = ties.theirs
-    source = str(Path(__file__).resolve().parents[2])
-    found = [source, *(place for place in sys.path if place)]
-    ends = (jobs, life, said, ties.token, path)
-    return subprocess.Popen(
-        [sys.executable, "-c", _MAIN.format(found=found, ends=ends)],
-        pass_fds=[jobs, life, said],
-        stdin=subprocess.DEVNULL,
-        stdout=printed,
-        stderr=printed,
-        env=environment,
-        start_new_session=True,
-    )
 
 
 @atexit.register

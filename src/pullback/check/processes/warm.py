@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 
 import torch
 
-from pullback.check.proving import import_prover
+from pullback.check.options import PROOF_SECONDS, REASON_SECONDS
 from pullback.check.rules import Registered
-from pullback.check.subject.reasons import import_diagnosis
 from pullback.judge.reference import PrecisionWatcher
 
 
 def warm_up(rules: Iterable[Registered], profile: str) -> None:
     """Load what these rules need in this profile."""
     _run_once()
-    import_diagnosis(profile)
-    import_prover(profile)
+    if REASON_SECONDS[profile]:
+        import_module("pullback.diagnose.diagnosis")
+    if PROOF_SECONDS[profile]:
+        import_module("pullback.prove.proof")
     for registered in rules:
         if registered.prepare is not None:
             registered.prepare()

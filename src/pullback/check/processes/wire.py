@@ -77,6 +77,10 @@ class Inbox:
         for end in (said, printed):
             os.set_blocking(end, False)
 
+    def fileno(self) -> int:
+        """The end that messages come from, to wait for several workers at once."""
+        return self._said
+
     def poll(self, seconds: float) -> bool:
         """Whether a message has come within the time, or garbage, or the end."""
         if self._is_ready():

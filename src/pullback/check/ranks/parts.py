@@ -15,7 +15,7 @@ from pathlib import Path
 from pullback.check.ranks.given import RankTuples
 from pullback.check.recordings.call import RecordedCall
 from pullback.check.recordings.recorded import Recording, load_recording
-from pullback.run.private import require_private
+from pullback.run.disk.private import require_private
 
 WAIT = 60.0  # seconds for the other ranks to end
 GLANCE = 0.2

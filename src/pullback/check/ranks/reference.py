@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.processes.isolate import Died, answer_of, why_no_fork
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of, why_no_fork
 from pullback.check.ranks.blocks import block_of
 from pullback.check.ranks.commands import Pulled, Values
 from pullback.check.ranks.consistency import held

@@ -15,10 +15,16 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.check.recordings.groups import GroupOf, by_ranks, with_group
-from pullback.check.recordings.stored import built_arguments, described_arguments, is_tied
+from pullback.check.recordings.stored import (
+    GroupOf,
+    built_arguments,
+    by_ranks,
+    described_arguments,
+    is_tied,
+    with_group,
+)
+from pullback.check.target.naming import already_loaded, path_of
 from pullback.check.target.naming import load as load_target
-from pullback.check.target.naming import loaded_member
 from pullback.check.target.registration import body_of, schema_of
 from pullback.check.target.target import OPS
 from pullback.errors import RecordingError
@@ -126,11 +132,10 @@ def is_op(function: Any) -> bool:
 def function_name(function: Any) -> str:
     """`module:Name` of a Function, or of an op made in Python; `torch.ops.space.op` of another."""
     if not is_op(function):
-        return f"{function.__module__}:{function.__qualname__}"
-    body = body_of(function)
-    module, name = getattr(body, "__module__", ""), getattr(body, "__qualname__", "")
-    if is_op(loaded_member(module, name)):
-        return f"{body.__module__}:{body.__qualname__}"
+        return path_of(function)
+    body = path_of(body_of(function))
+    if is_op(already_loaded(body)):
+        return body
     return f"torch.ops.{schema_of(function).name.replace('::', '.')}"
 
 

@@ -9,8 +9,9 @@ recorded as a recording records them.
 from __future__ import annotations
 
 import io
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,52 +20,55 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.findings.finding import Severity
 from pullback.check.findings.report import Report
-from pullback.check.processes.isolate import Died, answer_of
+from pullback.check.options import CheckOptions, OptionsOf, chosen_target, nothing_chosen
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of
 from pullback.check.recordings.call import function_name, load_function, read_call
 from pullback.check.recordings.recorded import Recording
 from pullback.check.recordings.stored import CannotStoreError
-from pullback.check.target.target import Target, chosen_for, declared_with, target_of
-from pullback.errors import PullbackError
+from pullback.check.target.target import Target, declared_with
+from pullback.errors import ExamplesError, PullbackError, RuleNameError
 from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, run
+
+CheckOne = Callable[[Target, Any, CheckOptions], Report]
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
     """One Function or op that a program calls, and the arguments of some of its calls.
 
-    `numbers` are those of the calls in the recording.
+    `numbers` are those of the calls in the recording, `allow` is what it may do by its own name.
     """
 
     name: str
     target: Target
     inputs: tuple[tuple[Any, ...], ...]
     numbers: tuple[int, ...] = ()
+    allow: tuple[str, ...] = ()
 
-    def checked(
-        self, check: Callable[..., Report], whole: Target, options: Mapping[str, Any]
-    ) -> Report:
+    def checked(self, check: CheckOne, whole: Target, options: CheckOptions) -> Report:
         """The report on it, under what is chosen for it by its own name; in a surrogate, as one."""
-        allow = (*options["allow"], *chosen_for(self.target).get("allow", ()))
         meant = {"surrogate": True} if whole.intent.has_surrogate else None
         target = declared_with(self.target, meant)
-        return check(target, list(self.inputs), **{**options, "allow": allow})
+        options = replace(options, allow=(*options.allow, *self.allow))
+        return check(target, list(self.inputs), options)
 
 
 def functions_inside(
-    target: Target, examples: Sequence[Example]
+    target: Target, examples: Sequence[Example], options_of: OptionsOf = nothing_chosen
 ) -> tuple[tuple[Inside, ...], tuple[str, ...]]:
     """What a program calls at the examples, and the names of what cannot be checked apart."""
     try:
         file, lost = answer_of(lambda: _recorded(target, examples))
     except Died:
         return (), ()
-    inside, missing = grouped_calls(file)
+    inside, missing = grouped_calls(file, options_of)
     known = {one.name for one in inside}
     return inside, tuple(n for n in dict.fromkeys([*lost, *missing]) if n not in known)
 
 
-def grouped_calls(file: bytes) -> tuple[tuple[Inside, ...], tuple[str, ...]]:
+def grouped_calls(file: bytes, options_of: OptionsOf) -> tuple[tuple[Inside, ...], tuple[str, ...]]:
     """The calls that `stored_calls` wrote, by Function, and the names of what is not found."""
     found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
     functions: dict[str, Any] = {}
@@ -79,11 +83,34 @@ def grouped_calls(file: bytes) -> tuple[tuple[Inside, ...], tuple[str, ...]]:
             found.setdefault(name, []).append((number, call.inputs))
         except PullbackError:
             missing.append(name)
-    inside = [
-        Inside(name, target_of(functions[name]), tuple(args for _, args in rows), tuple(dict(rows)))
-        for name, rows in found.items()
-    ]
+    inside = []
+    for name, rows in found.items():
+        target = chosen_target(functions[name], options_of)
+        allow = tuple(options_of(target).get("allow", ()))
+        args = tuple(args for _, args in rows)
+        inside.append(Inside(name, target, args, tuple(dict(rows)), allow))
     return tuple(inside), tuple(missing)
+
+
+def reports_inside(
+    inside: Sequence[Inside], whole: Target, options: CheckOptions, check: CheckOne
+) -> tuple[list[Report], list[str]]:
+    """A report on each Function that `whole` calls, and the names of those without one."""
+    start = time.monotonic()
+    reports: list[Report] = []
+    missing: list[str] = []
+    for one in inside:
+        left = None if options.seconds is None else options.seconds - (time.monotonic() - start)
+        if (left is not None and left <= 0) or (reports and reports[-1].interrupted):
+            missing.append(one.target.name)
+            continue
+        try:
+            reports.append(one.checked(check, whole, options.for_inside(left)))
+        except RuleNameError:  # all that is asked is allowed for it
+            continue
+        except ExamplesError:  # it refuses leaves, say, where the whole passes others
+            missing.append(one.target.name)
+    return reports, missing
 
 
 def _recorded(target: Target, examples: Sequence[Example]) -> tuple[bytes, list[str]]:
@@ -142,7 +169,8 @@ def joined(report: Report, parts: Sequence[Report], missing: Sequence[str]) -> R
     outer = [finding for finding in report.findings if finding.rule.group not in groups]
     notes = [*report.notes, *(f"`{part.subject}`: {note}" for part in parts for note in part.notes)]
     if parts:
-        notes.append(f"it calls {_names(parts)}, checked with the arguments that it passes there")
+        names = ", ".join(f"`{part.subject}`" for part in parts)
+        notes.append(f"it calls {names}, checked with the arguments that it passes there")
     if missing:
         names = ", ".join(f"`{name.rpartition(':')[2]}`" for name in missing)
         notes.append(f"it calls {names}: some rules look into a Function only when it is checked")
@@ -154,7 +182,3 @@ def joined(report: Report, parts: Sequence[Report], missing: Sequence[str]) -> R
         tried=dict(tried),
         interrupted=report.interrupted or any(part.interrupted for part in parts),
     )
-
-
-def _names(parts: Sequence[Report]) -> str:
-    return ", ".join(f"`{part.subject}`" for part in parts)

@@ -38,9 +38,8 @@ from pullback.check.recordings.call import (
     name_to_load,
 )
 from pullback.check.recordings.file import Saved, read_calls, write_calls
-from pullback.check.recordings.groups import without_group
 from pullback.check.recordings.module_paths import ModulePaths
-from pullback.check.recordings.stored import PLAIN
+from pullback.check.recordings.stored import PLAIN, without_group
 from pullback.check.target.target import Target, declared_with, target_of
 from pullback.errors import PullbackError
 from pullback.function.slots import transforms_active

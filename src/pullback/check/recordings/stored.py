@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from pullback.check.recordings.groups import GroupOf
-from pullback.check.target.naming import loaded_member
+from pullback.check.target.naming import already_loaded, path_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.judge.example import Tie, owned_tensors
 
@@ -65,6 +65,34 @@ def built_arguments(
 def is_tied(value: Any) -> bool:
     """Whether a description is that of a parameter of another argument."""
     return _kind(value) == "tied"
+
+
+# ---- process groups ----
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOf:
+    """A process group, by its ranks; `group` is the group itself where it was seen."""
+
+    ranks: tuple[int, ...]
+    group: Any = field(default=None, compare=False, repr=False)
+
+
+def without_group(arg: Any) -> Any:
+    """A process group by its ranks, as long as it is there; any other argument as it is."""
+    if not dist.is_available() or not isinstance(arg, dist.ProcessGroup):
+        return arg
+    return GroupOf(tuple(dist.get_process_group_ranks(arg)), arg)
+
+
+def with_group(arg: Any) -> Any:
+    """The group that was seen, in the place of its ranks; any other argument as it is."""
+    return arg.group if isinstance(arg, GroupOf) else arg
+
+
+def by_ranks(arg: Any) -> Any:
+    """A group without what cannot leave the process; any other argument as it is."""
+    return GroupOf(arg.ranks) if isinstance(arg, GroupOf) else arg
 
 
 # ---- writing ----
@@ -119,8 +147,8 @@ class _Description:
 
     def path_of(self, thing: Any) -> str:
         """`module:Name` of a class or function; raises for one that is not found again by it."""
-        path = _import_path(thing)
-        if not path:
+        path = path_of(thing)
+        if not path or already_loaded(path) is not thing:
             name = getattr(thing, "__qualname__", type(thing).__qualname__)
             raise CannotStoreError(f"`{name}` cannot be imported by its name")
         if not _is_known(path, self.target):
@@ -130,14 +158,6 @@ class _Description:
 
 def _tied(tie: Tie) -> dict[str, Any]:
     return {KEY: "tied", "module": tie.module, "name": tie.name}
-
-
-def _import_path(thing: Any) -> str:
-    """`module:Name` that leads to a class or function; empty where none does."""
-    is_builtin = isinstance(thing, BuiltinFunctionType)
-    name = thing.__name__ if is_builtin else thing.__qualname__
-    module = getattr(thing, "__module__", None) or ("torch" if is_builtin else "")
-    return f"{module}:{name}" if loaded_member(module, name) is thing else ""
 
 
 def _is_known(path: str, target: str) -> bool:

@@ -32,15 +32,12 @@ def draws_in_backward(subject: Subject) -> bool:
 def draws(subject: Subject) -> bool:
     """Whether forward moves the state of PyTorch's, Python's or NumPy's generator."""
     with seeded():
-        torch_before, others = TorchState(), _others()
-        args = subject.base.fresh()
-        if subject.writes_inputs:
-            args = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
-        subject.target.call(*args)
-        return not torch_before.is_now() or _others() != others
+        torch_before, others = TorchState(), foreign_states()
+        subject.target.call(*subject.arguments(subject.base))
+        return not torch_before.is_now() or foreign_states() != others
 
 
-def _others() -> tuple[Any, ...]:
+def foreign_states() -> tuple[Any, ...]:
     """The states of the generators of Python and, where it is loaded, NumPy."""
     if "numpy" not in sys.modules:
         return (random.getstate(),)

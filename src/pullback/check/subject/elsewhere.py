@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient, Number, Output, Words, shapes
-from pullback.check.subject.subject import Subject, worst_of
+from pullback.check.findings.facts import At, Gradient, Output, Words
+from pullback.check.subject.gap import Gap, gap_of
+from pullback.check.subject.subject import Subject
 from pullback.judge.example import Example, can_differ
-from pullback.judge.run import BackwardFailedError, Run, run
+from pullback.judge.run import BackwardFailedError, Run
 from pullback.judge.tolerances import is_close
 
 Call = Callable[..., Any]
@@ -34,12 +35,7 @@ def results_of(
     With `by_field`, the gradients are taken from `.grad`, after `torch.autograd.backward`.
     """
     subject.tried["runs"] += 1
-    called = run(
-        call or subject.target.call,
-        example,
-        subject.names,
-        through_clone=subject.writes_inputs,
-    )
+    called = subject.run_other(call or subject.target.call, example)
     outputs = tuple(output.detach().clone() for output in called.outputs)
     if not called.live:
         return Results(outputs, {})
@@ -68,16 +64,11 @@ def is_repeatable(subject: Subject) -> bool:
     return bool(subject.trials["repeatable"][0])
 
 
-Fact = Number | Words
-
-
-def difference(
-    got: Results, usual: Results, factor: float = 1000.0
-) -> tuple[At, Fact, Fact] | None:
-    """Where two calls differ first: the place, what was expected, what came."""
+def difference(got: Results, usual: Results, factor: float = 1000.0) -> Gap | None:
+    """Where two calls differ first."""
     if len(got.outputs) != len(usual.outputs):
         counts = [Words(f"{len(one.outputs)} tensors") for one in (usual, got)]
-        return At("the outputs"), counts[0], counts[1]
+        return Gap(At("the outputs"), counts[0], counts[1])
     for i, (one, two) in enumerate(zip(got.outputs, usual.outputs, strict=True)):
         found = _apart(Output(i), one, two, factor)
         if found is not None:
@@ -87,7 +78,7 @@ def difference(
         where = Gradient(name)
         if have is None or right is None:
             if not is_close(have, right):
-                return At(where), _there(right), _there(have)
+                return gap_of(where, have, right)
             continue
         found = _apart(where, have, right, factor)
         if found is not None:
@@ -95,19 +86,16 @@ def difference(
     return None
 
 
-def _apart(
-    where: Output | Gradient, got: Tensor, usual: Tensor, factor: float
-) -> tuple[At, Fact, Fact] | None:
+def _apart(where: Output | Gradient, got: Tensor, usual: Tensor, factor: float) -> Gap | None:
     if got.shape != usual.shape:
-        return At(where), *shapes(usual, got)
+        return gap_of(where, got, usual)
     if not can_differ(usual) or not can_differ(got):
         if torch.equal(got, usual):
             return None
-        return At(where), Words("the same numbers"), Words("others")
+        return Gap(At(where), Words("the same numbers"), Words("others"))
     if is_close(got, usual, factor) or _is_rounding(got, usual):
         return None
-    index, have, want = worst_of(got, usual)
-    return At(where, index), want, have
+    return gap_of(where, got, usual)
 
 
 def _is_rounding(got: Tensor, usual: Tensor) -> bool:
@@ -117,10 +105,6 @@ def _is_rounding(got: Tensor, usual: Tensor) -> bool:
     one, two = got.float(), usual.float()
     is_single = torch.equal(one.double(), got) or torch.equal(two.double(), usual)
     return is_single and is_close(one, two)
-
-
-def _there(tensor: Tensor | None) -> Words:
-    return Words("none" if tensor is None else f"shape {list(tensor.shape)}")
 
 
 def wrapped(call: Call) -> Call:

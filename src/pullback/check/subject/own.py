@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pullback.check.subject.subject import Subject
 from pullback.judge.example import Example, can_differ
-from pullback.judge.run import CallError, Run, run
+from pullback.judge.run import CallError, Run
 from pullback.judge.tolerances import is_close
 
 
@@ -24,10 +24,12 @@ def own_argument(subject: Subject, example: Example, name: str, *, times: float 
 
     Cotangents are `times` as large as usual.
     """
+    call = subject.target.call  # at inputs that need not be such as the examples are
     for i, other in _others(example, subject.names.index(name)):
         try:
-            usual, half = (_run(subject, e) for e in (example, example.put(i, other, "")))
-            none = _run(subject, example.put(i, 0 * other, ""))  # a mask is as good with a half
+            # Without it, too: a mask is as good with a half of it.
+            three = example, example.put(i, other, ""), example.put(i, 0 * other, "")
+            usual, half, none = (subject.run_other(call, one) for one in three)
             one, two = (_pulled(subject, run, times)[name] for run in (usual, half))
         except CallError:
             continue
@@ -44,11 +46,6 @@ def _others(example: Example, place: int) -> Iterator[tuple[int, Any]]:
         is_number = isinstance(arg, float) and arg != 0
         if is_number or (can_differ(arg) and i != place):
             yield i, arg / 2
-
-
-def _run(subject: Subject, example: Example) -> Run:
-    """A run at inputs that need not be such as the examples are."""
-    return run(subject.target.call, example, subject.names, through_clone=subject.writes_inputs)
 
 
 def _pulled(subject: Subject, run: Run, times: float) -> dict[str, Tensor | None]:

@@ -12,21 +12,19 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from pullback.check.processes.isolate import Died, answer_of, why_no_autograd, why_no_fork
+from pullback.check.options import REASON_SECONDS
+from pullback.check.processes.endings import Died
+from pullback.check.processes.isolate import answer_of, why_no_autograd, why_no_fork
 from pullback.check.subject.subject import Subject
 from pullback.function.plain import plain_program
 
 if TYPE_CHECKING:
     from pullback.diagnose.fault import Fault
-
-# Seconds of work to search for a reason, by profile.
-SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
 
 PATIENCE = 2.5  # times as much work, or as long at rest, and the search is ended
 
@@ -65,12 +63,6 @@ def derived_from(*args: Any) -> Any:
     return derive_function(*args)
 
 
-def import_diagnosis(profile: str) -> None:
-    """Import what a search needs before workers are forked, so that not each of them has to."""
-    if SECONDS[profile]:
-        import_module("pullback.diagnose.diagnosis")
-
-
 def reason_of(subject: Subject, name: str) -> Reason:
     """Why the gradient of input `name` is wrong at the examples."""
     return _of(subject).reasons.get(name, Reason())
@@ -83,7 +75,7 @@ def right_backward(subject: Subject) -> str:
 
 def _of(subject: Subject) -> _Known:
     if subject not in _known:
-        seconds = SECONDS[subject.profile]
+        seconds = REASON_SECONDS[subject.profile]
         known = _Known({}, "")
         if seconds and subject.target.is_function:
             known = _searched(subject, seconds)

@@ -19,9 +19,10 @@ from pullback.check.findings.facts import Cotangent, Input, Number, Second, numb
 from pullback.check.findings.finding import Rule, Skip
 from pullback.check.subject.refusal import is_accident
 from pullback.check.subject.subject import Subject, describe
+from pullback.check.subject.twice import OnceError, leads_to_refusal, weighted_sum
 from pullback.function.isolation import seeded
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
-from pullback.judge.example import Example, can_differ, mapped, tensors_in
+from pullback.judge.example import Example, mapped, tensors_in
 from pullback.judge.mismatch import index_of
 from pullback.judge.reference import STEP
 from pullback.judge.run import (
@@ -31,7 +32,6 @@ from pullback.judge.run import (
     cotangent_of,
     cotangents_of,
     of_span,
-    run,
 )
 from pullback.judge.tolerances import ALONG, ENTRY, ERRORS, KINK, SHARE, Tolerance, tolerance_for
 
@@ -74,10 +74,6 @@ class SecondOrder:
     def skipped(self, rule: Rule) -> Skip:
         """The skip of a rule that looks at them."""
         return Skip.refused(rule, self.skip, self.raised) if self.raised else Skip(rule, self.skip)
-
-
-class OnceError(RuntimeError):
-    """A Function on the way can be differentiated once."""
 
 
 def second_order(subject: Subject) -> SecondOrder:
@@ -139,23 +135,6 @@ def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:
         for i in sorted(example.needs)[:SUBSETS]:
             label = f"only `{subject.names[i]}` requires grad"
             yield example.need(frozenset({i}), label), True
-
-
-def leads_to_refusal(gradient: Tensor) -> bool:
-    """Whether its history begins in a Function that can be differentiated once.
-
-    PyTorch raises there only if the way goes on to something that needs a gradient.
-    """
-    waiting, seen = [gradient.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if node.name().rpartition("::")[2] == "Error":
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
 
 
 class Point:
@@ -269,13 +248,8 @@ class Point:
                 held = cotangents[k]
                 assert held is not None
                 cotangents[k] = held + t * along.to(held)
-            called = run(
-                self.subject.target.call,
-                self.example,
-                self.subject.names,
-                args=tuple(args),
-                through_clone=self.subject.writes_inputs,
-            )
+            call = self.subject.target.call
+            called = self.subject.run_other(call, self.example, args=tuple(args))
             grads = called.pull(cotangents)
             total = weighted_sum([grads[name] for name in self.names], self.weights)
             return 0.0 if total is None else float(total.detach())
@@ -389,18 +363,6 @@ class Point:
             return Second(Input(self.names[source]))
         number = self.live[source - len(self.names)]
         return Second(Cotangent(number), is_only=len(self.cotangents) == 1)
-
-
-def weighted_sum(grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> Tensor | None:
-    """`Re <w, grads>`, None where there is no gradient."""
-    total: Tensor | None = None
-    for grad, weight in zip(grads, weights, strict=True):
-        if grad is None or weight is None or not can_differ(grad) or grad.shape != weight.shape:
-            continue
-        term = (weight.conj() * grad).sum()
-        term = term.real if term.is_complex() else term
-        total = term if total is None else total + term
-    return total
 
 
 def _part(value: complex | float, part: complex | float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
-from pullback.check.findings.facts import Number, at_worst, numbers, sheet_of
+from pullback.check.findings.facts import at_worst, numbers, sheet_of
 from pullback.check.findings.finding import Finding as Finding
 from pullback.check.findings.finding import Rule as Rule
 from pullback.check.findings.finding import Severity as Severity
@@ -32,20 +33,16 @@ from pullback.check.inputs.relations import (
 )
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.kernels.tuning import worked
-from pullback.check.repro.writing import with_repro
+from pullback.check.subject.gap import copied
 from pullback.check.target.target import Intent, Target
 from pullback.check.watching.dispatch import Work
-from pullback.check.watching.leftovers import leftovers_of
-from pullback.judge.example import Example, describe_value, tensors_in, wide_of
-from pullback.judge.mismatch import Mismatch, index_of
+from pullback.check.watching.leftovers import Leftovers, leftovers_of
+from pullback.judge.example import Example, describe_value, tensors_in
+from pullback.judge.mismatch import Mismatch
 from pullback.judge.patterns import Pattern, error_pattern, factor_of
-from pullback.judge.run import (
-    BackwardFailedError as BackwardFailedError,
-)
+from pullback.judge.run import BackwardFailedError as BackwardFailedError
 from pullback.judge.run import CallError as CallError
-from pullback.judge.run import (
-    ForwardRefusedError as ForwardRefusedError,
-)
+from pullback.judge.run import ForwardRefusedError as ForwardRefusedError
 from pullback.judge.run import Raised, Run, copies_of, cotangents_of, describe, of_span, run
 from pullback.judge.tolerances import NEAR_ONE, is_close
 from pullback.judge.verdict import Judge
@@ -53,16 +50,33 @@ from pullback.judge.verdict import Judge
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
 
 
+Show = Callable[["Subject", Finding, Example | None], Finding]
+
+
+def unshown(subject: Subject, finding: Finding, example: Example | None) -> Finding:
+    """A finding as it is, without a program that shows it."""
+    return finding
+
+
 class Subject:
-    """A Function at its examples, with everything a check may ask of it."""
+    """A Function at its examples, with everything a check may ask of it.
+
+    `show` completes a finding about it by its repro.
+    """
 
     def __init__(
-        self, target: Target, examples: Sequence[Example], *, profile: str = "standard"
+        self,
+        target: Target,
+        examples: Sequence[Example],
+        *,
+        profile: str = "standard",
+        show: Show = unshown,
     ) -> None:
+        self.show = show
         self.target = target
         self.examples = tuple(examples)
         self.profile = profile
-        self.beginning = leftovers_of(target)  # before the first call
+        self.beginning = self.leftovers()  # before the first call
         self.reference = target.reference()
         self._judge = Judge(self.reference, lambda: self.time_is_up, self.tangents)
         self.tried: Counter[str] = Counter()
@@ -78,6 +92,31 @@ class Subject:
         self.target = replace(self.target, intent=intent)
         for name in ("base_mismatches", "patterns", "wrong_names", "relations"):
             self.__dict__.pop(name, None)
+
+    def other(self, example: Example, call: Callable[..., Any] | None = None) -> Subject:
+        """The same function at another example, or another call in its place."""
+        target = self.target
+        if call is not None:
+            target = replace(target, thing=call, call=call, function=None)
+        made = Subject(target, (example,), profile=self.profile, show=self.show)
+        made.names = self.names
+        return made
+
+    def leftovers(self) -> Leftovers:
+        """What the calls so far have left on the class, and around its methods."""
+        target = self.target
+        methods = map(target.method, ("forward", "backward", "setup_context"))
+        return leftovers_of(target.function, (*methods, target.thing))
+
+    @contextmanager
+    def with_leftovers(self, other: Leftovers) -> Iterator[None]:
+        """The function with what was there at another time; put back afterwards."""
+        now = self.leftovers()
+        other.put_back()
+        try:
+            yield
+        finally:
+            now.put_back()
 
     # ---- what there is ----
 
@@ -114,10 +153,10 @@ class Subject:
         more = self.target.defaults_after(len(small.args))
         return replace(small, args=(*small.args, *more)) if more else small
 
-    def other_arguments(self) -> Iterator[Example]:
+    def other_arguments(self, usual: Example | None = None) -> Iterator[Example]:
         """`whole` with each argument that is no differentiable tensor as another one in turn."""
         target = self.target
-        return arguments_of(self.whole, self.names, target.words, target.optional)
+        return arguments_of(usual or self.whole, self.names, target.words, target.optional)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -148,8 +187,7 @@ class Subject:
         self._keep_relations(example)
         self._try_indices(example)
         wanted = None if needs is None else frozenset(needs)
-        through = self.writes_inputs
-        return run(self.target.call, example, self.names, needs=wanted, through_clone=through)
+        return self.run_other(self.target.call, example, needs=wanted)
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
@@ -220,6 +258,26 @@ class Subject:
         self.tried["runs"] += 1
         return run(self.target.call, example, self.names, args=args)
 
+    def run_other(
+        self,
+        call: Callable[..., Any],
+        example: Example,
+        *,
+        needs: frozenset[int] | None = None,
+        args: tuple[Any, ...] | None = None,
+    ) -> Run:
+        """Call something else as the target is called, or it at inputs unlike the examples."""
+        return run(
+            call, example, self.names, needs=needs, args=args, through_clone=self.writes_inputs
+        )
+
+    def arguments(self, example: Example, needs: frozenset[int] | None = None) -> tuple[Any, ...]:
+        """Fresh arguments, into which forward may write where it does."""
+        args = example.fresh(needs=needs)
+        if not self.writes_inputs:
+            return args
+        return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
+
     def accepts(self, example: Example) -> bool:
         """Whether forward takes these arguments."""
         try:
@@ -286,7 +344,7 @@ class Subject:
             grads = called.pull(self.cotangents(called))
         except (ForwardRefusedError, BackwardFailedError):
             return {}
-        return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
+        return copied(grads)
 
     @cached_property
     def base_mismatches(self) -> list[Mismatch]:
@@ -384,7 +442,7 @@ class Subject:
             facts.setdefault("inputs", example.words(self.names))
         place = self.target.place("backward", "vjp", "forward")
         finding = Finding.made(rule, **facts).of(self.target.name, place)
-        return finding if finding.repro else with_repro(self, finding, example)
+        return finding if finding.repro else self.show(self, finding, example)
 
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""
@@ -402,28 +460,6 @@ class Subject:
 def _sizes_and_indices(example: Example) -> list[Any]:
     tensors = tensors_in(example.args)
     return [(tuple(t.shape), t.tolist() if is_index(t) else None) for t in tensors]
-
-
-def differing(
-    now: dict[str, Tensor | None], before: dict[str, Tensor | None]
-) -> Iterator[tuple[str, tuple[int, ...], Number, Number]]:
-    """The gradients that came otherwise: the name, the worst index, the number now and before."""
-    for name, new in now.items():
-        old = before.get(name)
-        if new is None or old is None or new.shape != old.shape or is_close(new, old, 100):
-            continue
-        yield (name, *worst_of(new, old))
-
-
-def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], Number, Number]:
-    """Where two tensors of one shape differ most: the index, and both numbers."""
-    apart = wide_of(a) - wide_of(b)
-    size = torch.nan_to_num(apart.abs(), nan=float("inf"))
-    flat = int(size.flatten().argmax()) if size.numel() else 0
-    if not size.numel():
-        return (), Number(None), Number(None)
-    one, two = (tensor.detach().flatten()[flat].item() for tensor in (a, b))
-    return index_of(flat, a.shape), *numbers(one, two)
 
 
 def each(items: Iterable[Any], subject: Subject) -> Iterator[Any]:
@@ -446,5 +482,4 @@ __all__ = [
     "describe",
     "describe_value",
     "each",
-    "worst_of",
 ]

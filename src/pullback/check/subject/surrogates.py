@@ -20,58 +20,41 @@ Where that holds, the gradient is not compared with forward's, as if it were dec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
+from pullback.check.options import OptionsOf, chosen_target, nothing_chosen
 from pullback.check.subject.draws import draws, is_drawn, is_estimate
 from pullback.check.subject.own import own_argument
 from pullback.check.subject.subject import Subject
-from pullback.check.target.target import Intent, target_of
+from pullback.check.target.surrogate import Shape, Surrogate
+from pullback.check.target.target import Target
 from pullback.check.watching.dispatch import names_of_ops
 from pullback.judge.example import Example, can_differ, example_of
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, run
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 
 ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "floor_divide"})
 CROSSING = 0.1  # of the entries may pass to another piece when an input moves by a tiny step
 FOREIGN = ("torch.", "pullback.")
 
 
-class Shape(Enum):
-    """By what a surrogate is known."""
+def surrogates_of(
+    subject: Subject, options_of: OptionsOf = nothing_chosen
+) -> tuple[Surrogate, ...]:
+    """The inputs whose gradient is not forward's at the examples, by its shape on purpose.
 
-    CONSTANT = "forward is piecewise constant"
-    IDENTITY = "forward returns an input as it is"
-    BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
-    PASSED = "forward has bounds, and backward passes the cotangent on as it is"
-    ROUNDED = "forward rounds, and backward passes the cotangents on as they are"
-    SHAPED = "an argument is there for backward alone"
-    DRAWN = "backward draws random numbers, and the gradient is their average"
-
-
-@dataclass(frozen=True, slots=True)
-class Surrogate:
-    """An input whose gradient is a surrogate; `inside` names the Function that makes it one."""
-
-    name: str
-    shape: Shape | None
-    inside: str = ""
-
-
-def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
-    """The inputs whose gradient is not forward's at the examples, by its shape on purpose."""
+    `options_of` is what settings say of the Functions that a program calls.
+    """
     wrong = subject.base_mismatches
     if not wrong:
         return tuple(_changed_identity(subject)) if subject.target.is_function else ()
     if not (subject.target.is_function or subject.target.is_op):
-        return tuple(_inside(subject, wrong))
+        return tuple(_inside(subject, wrong, options_of))
     try:
         return tuple(_known(subject, wrong))
     except (ForwardRefusedError, BackwardFailedError):
@@ -94,16 +77,6 @@ def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
                 yield Surrogate(called.names[i], Shape.IDENTITY)
     except (ForwardRefusedError, BackwardFailedError):
         return
-
-
-def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
-    """The intent with these surrogates, as if they had been declared."""
-    if any(s.shape is Shape.DRAWN for s in found):
-        intent = replace(intent, nondeterministic=math.inf)
-    one_by_one = (Shape.BOUND, Shape.PASSED, Shape.ROUNDED, Shape.SHAPED, Shape.DRAWN)
-    if intent.surrogate is True or any(s.inside or s.shape not in one_by_one for s in found):
-        return replace(intent, surrogate=True)
-    return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
 
 
 # ---- by shape ----
@@ -287,7 +260,7 @@ def _changed(subject: Subject, called: Run, example: Example) -> dict[int, float
 
 def _run(subject: Subject, example: Example) -> Run:
     """A run at inputs that need not be such as the examples are: it is forward that is asked."""
-    return run(subject.target.call, example, subject.names, through_clone=subject.writes_inputs)
+    return subject.run_other(subject.target.call, example)
 
 
 def _is_same(made: Tensor, given: Any) -> bool:
@@ -297,7 +270,9 @@ def _is_same(made: Tensor, given: Any) -> bool:
 # ---- in a program ----
 
 
-def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
+def _inside(
+    subject: Subject, wrong: Sequence[Mismatch], options_of: OptionsOf
+) -> Iterator[Surrogate]:
     """Wrong gradients of a program that calls a Function with a surrogate gradient."""
     calls: dict[Any, tuple[Any, ...]] = {}
 
@@ -312,7 +287,7 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
     with watching(note):
         subject.run()
     for cls, args in calls.items():
-        known = _surrogates_in(cls, args)
+        known = _surrogates_in(chosen_target(cls, options_of), args)
         if known is not None:
             name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
             is_drawn_inside = any(one.shape is Shape.DRAWN for one in known)
@@ -321,9 +296,8 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
             return
 
 
-def _surrogates_in(cls: Any, args: tuple[Any, ...]) -> tuple[Surrogate, ...] | None:
+def _surrogates_in(target: Target, args: tuple[Any, ...]) -> tuple[Surrogate, ...] | None:
     """The surrogates of a Function, none of them known where it declares some; None without."""
-    target = target_of(cls)
     if target.intent.has_surrogate:
         return ()
     try:

@@ -24,13 +24,7 @@ from pullback.check.subject.refusal import is_meant
 from pullback.check.subject.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch, index_of
-from pullback.judge.run import (
-    BackwardFailedError,
-    ForwardRefusedError,
-    Raised,
-    Run,
-    copies_of,
-)
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, Run, copies_of
 from pullback.judge.tolerances import largest_entry
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left

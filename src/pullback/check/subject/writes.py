@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from pullback.check.findings.facts import Input
 from pullback.check.subject.subject import Subject
 from pullback.check.target.registration import schema_of
@@ -39,9 +37,7 @@ def written_inputs(
     """
     target = subject.target
     marking = marking_of(target) if target.is_function else None
-    args = example.fresh(needs=needs)
-    if subject.writes_inputs:
-        args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+    args = subject.arguments(example, needs)
     named = [(i, t) for i, arg in enumerate(args) for t in tensors_in(arg)]
     snapshot = Snapshot((Input(subject.names[i]), tensor) for i, tensor in named)
     versions = [version_of(tensor) for _, tensor in named]

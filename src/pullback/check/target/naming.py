@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -54,8 +54,20 @@ def _member(owner: Any, name: str) -> Any:
     return reduce(getattr, name.split("."), owner)
 
 
-def loaded_member(module: str, name: str) -> Any:
+def path_of(thing: Any) -> str:
+    """`module:Name` of a class or function, as it says of itself; empty where it says nothing.
+
+    What is built into PyTorch names no module: it stands in `torch`.
+    """
+    is_builtin = isinstance(thing, BuiltinFunctionType)
+    name = getattr(thing, "__name__" if is_builtin else "__qualname__", "")
+    module = getattr(thing, "__module__", None) or ("torch" if is_builtin else "")
+    return f"{module}:{name}" if module and name else ""
+
+
+def already_loaded(path: str) -> Any:
     """What `module:name` is in this process, which imports nothing for it; None if nothing."""
+    module, _, name = path.partition(":")
     try:
         return _member(sys.modules.get(module), name)
     except AttributeError:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from types import SimpleNamespace
@@ -216,27 +215,6 @@ class Target:
         return (*names, *extra)
 
 
-_choices: list[Callable[[Target], Mapping[str, Any]]] = []  # the last holds
-
-
-@contextmanager
-def choosing(options_of: Callable[[Target], Mapping[str, Any]]) -> Iterator[None]:
-    """For the block, what settings say of Functions by their names, wherever they are called.
-
-    A mapping with what each `declares`, beside its class, and what it is to `allow`.
-    """
-    _choices.append(options_of)
-    try:
-        yield
-    finally:
-        _choices.pop()
-
-
-def chosen_for(target: Target) -> Mapping[str, Any]:
-    """What settings say of a Function by its name; empty outside of `choosing`."""
-    return _choices[-1](target) if _choices else {}
-
-
 def target_of(thing: Any, name: str = "") -> Target:
     """What `thing` is as a target, or `TargetError`."""
     if isinstance(thing, Target):
@@ -271,8 +249,7 @@ def target_of(thing: Any, name: str = "") -> Target:
     name = name.rsplit("<locals>.", 1)[-1]
     target = Target(thing, name, call, function)
     intent = _intent_of(function if function is not None else thing, target)
-    target = replace(target, intent=intent)
-    return declared_with(target, chosen_for(target).get("declares"))
+    return replace(target, intent=intent)
 
 
 def _parameters(target: Target) -> tuple[list[str], str]:

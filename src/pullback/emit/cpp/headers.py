@@ -11,7 +11,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from pullback.run.toolchain import include_folder
+from pullback.run.disk.toolchain import include_folder
 
 _STRUCT = re.compile(r"struct TORCH_API (\w+) \{\s*using schema = (.*?);", re.DOTALL)
 _FUNCTION = re.compile(

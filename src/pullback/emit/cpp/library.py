@@ -8,6 +8,7 @@ from pullback.emit.cpp.body import includes_of, wrapped_statement
 from pullback.emit.cpp.reach import FLOATS
 from pullback.emit.cpp.signature import NAMESPACE, NO_AUTOCAST, CppFunction
 from pullback.emit.cpp.values import DTYPES, quoted
+from pullback.emit.filling import template_text
 
 INCLUDES = (
     "ATen/TensorOperators.h",
@@ -18,79 +19,6 @@ INCLUDES = (
     "torch/csrc/autograd/custom_function.h",
     "torch/library.h",
 )
-
-HELPERS = {
-    "number": """\
-// A number in the place of a tensor: it does not decide the dtype of a result.
-at::Tensor number(const at::Scalar& value, at::ScalarType dtype) {
-  if (value.isSymbolic()) return at::scalar_tensor(value, dtype);
-  auto made = at::detail::scalar_tensor_static(value, dtype, at::kCPU);
-  made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return made;
-}
-
-// The same beside another tensor. In its dtype it need not be converted at every use; lower
-// precisions compute with the number itself, and what Python watches takes no other one.
-at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
-  const bool is_watched = other.key_set().has(c10::DispatchKey::Python) ||
-      c10::impl::TorchDispatchModeTLS::any_modes_set();
-  const bool is_direct = other.scalar_type() == at::kFloat && !is_watched;
-  return number(value, is_direct ? at::kFloat : at::kDouble);
-}""",
-    "scalar": """\
-// A number as a tensor of the dtype of another, which it is compared with or chosen beside.
-at::Tensor scalar(const at::Scalar& value, const at::Tensor& other) {
-  const auto dtype = other.scalar_type();
-  const bool is_direct = dtype == at::kFloat || dtype == at::kDouble;
-  const auto made = at::scalar_tensor(value, is_direct ? dtype : at::kDouble);
-  return is_direct ? made : made.to(dtype);
-}""",
-    "floor_div": """\
-// The quotient of two sizes, rounded down as in Python.
-c10::SymInt floor_div(const c10::SymInt& a, const c10::SymInt& b) {
-  if (a.is_symbolic() || b.is_symbolic()) return a / b;
-  const int64_t x = a.expect_int(), y = b.expect_int(), quotient = x / y;
-  return quotient - ((x % y != 0 && (x < 0) != (y < 0)) ? 1 : 0);
-}""",
-    "floor_mod": """\
-// What remains after the division of two sizes, as in Python.
-c10::SymInt floor_mod(const c10::SymInt& a, const c10::SymInt& b) {
-  if (a.is_symbolic() || b.is_symbolic()) return a % b;
-  const int64_t x = a.expect_int(), y = b.expect_int(), rest = x % y;
-  return rest + ((rest != 0 && (rest < 0) != (y < 0)) ? y : 0);
-}""",
-    "floor_of": """\
-// The largest whole number that is no larger.
-c10::SymInt floor_of(const c10::SymFloat& value) {
-  return static_cast<int64_t>(std::floor(value.guard_float(__FILE__, __LINE__)));
-}""",
-    "power": """\
-// A power of a number that is made of sizes.
-c10::SymFloat power(const c10::SymFloat& base, const c10::SymFloat& exponent) {
-  return std::pow(base.guard_float(__FILE__, __LINE__), exponent.guard_float(__FILE__, __LINE__));
-}""",
-    "widest": """\
-// The dtype for inputs of several dtypes, which come out of ops under autocast.
-at::ScalarType widest(at::ArrayRef<at::Tensor> given) {
-  auto dtype = at::ScalarType::Undefined;
-  for (const auto& one : given) {
-    if (!one.defined()) continue;
-    const auto own = one.scalar_type();
-    dtype = dtype == at::ScalarType::Undefined ? own : c10::promoteTypes(dtype, own);
-  }
-  return dtype;
-}""",
-    "call_op": """\
-// An op of another library, which must be loaded when this is called.
-template <class Signature, class... Args>
-auto call_op(const char* name, const char* overload, Args&&... args) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, overload)
-      .template typed<Signature>()
-      .call(std::forward<Args>(args)...);
-}""",
-}
-"""What the functions of a file may need, by name."""
 
 NEEDED_BY_HELPER = {
     "number": (
@@ -128,7 +56,7 @@ def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
         "",
     ]
     if helpers:
-        lines += ["namespace {", "", *_parted(HELPERS[name] for name in helpers)]
+        lines += ["namespace {", "", *template_text("helpers.cpp", helpers=helpers).splitlines()]
         lines += ["}  // namespace", ""]
     for function in functions:
         for each in (function, *_variants(function)):
@@ -138,15 +66,10 @@ def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _helpers(functions: Sequence[CppFunction]) -> list[str]:
+def _helpers(functions: Sequence[CppFunction]) -> set[str]:
+    """The names of the functions in `helpers.cpp` that these need."""
     used = {name for f in functions for body in f.bodies for name in body.writer.helpers}
-    used |= {"widest" for f in functions if _is_widened(f)}
-    return [name for name in HELPERS if name in used]
-
-
-def _parted(texts: Iterator[str]) -> Iterator[str]:
-    for text in texts:
-        yield from (text, "")
+    return used | {"widest" for f in functions if _is_widened(f)}
 
 
 def _variants(function: CppFunction) -> list[CppFunction]:

@@ -24,7 +24,7 @@ from pullback.emit.cpp.verify import differing_cpp, graphs_differ, require_same
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError
-from pullback.run.toolchain import absence, has_headers, language_standard
+from pullback.run.disk.toolchain import absence, has_headers, language_standard
 
 
 def emit_cpp(

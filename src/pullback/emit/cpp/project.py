@@ -16,105 +16,59 @@ from pullback.emit.cpp.body import wrapped_statement
 from pullback.emit.cpp.plain_text import written
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.values import DTYPES, literal
+from pullback.emit.filling import template_text
 from pullback.graph.cost import is_random
 from pullback.judge.comparison import aside
 from pullback.judge.observed import given_to
 from pullback.judge.tensor_specs import TensorSpec, drawn_like
+from pullback.judge.tolerances import RECORDED, RECORDED_AT_ZERO
 
 Sums = tuple[float, float, float]
 """Two sums over a tensor, and how far both together may be off."""
 
-CMAKE = """\
-# {name}, and a program that uses it from C++ alone:
-#
-#   where="$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
-#   cmake -S . -B build -DCMAKE_PREFIX_PATH="$where"
-#   cmake --build build
-#   ./build/{op}_main
-#
-cmake_minimum_required(VERSION 3.18)
-project({op} CXX)
-find_package(Torch REQUIRED)
-
-# The op itself: torch.ops.load_library("build/lib{op}.so") makes it known to Python.
-add_library({op} SHARED {op}.cpp)
-target_link_libraries({op} PUBLIC ${{TORCH_LIBRARIES}})
-set_target_properties({op} PROPERTIES CXX_STANDARD {standard} CXX_STANDARD_REQUIRED ON)
-
-# Nothing but the registration uses the library, so the linker must be told to keep it.
-add_executable({op}_main main.cpp)
-target_link_libraries({op}_main PRIVATE "-Wl,--no-as-needed" {op} ${{TORCH_LIBRARIES}})
-set_target_properties({op}_main PROPERTIES CXX_STANDARD {standard} CXX_STANDARD_REQUIRED ON)
-"""
-
 GOLDEN_STEP = 0.6180339887498949
 """Multiples of this, without their whole parts, lie evenly between 0 and 1."""
-
-SPREAD = """\
-// Numbers between two others, the same on every machine.
-at::Tensor spread(at::IntArrayRef sizes, double low, double high) {
-  const auto steps = at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.6180339887498949;
-  return ((steps - steps.floor()) * (high - low) + low).reshape(sizes);
-}"""
-
-COMPARED = """\
-bool is_right = true;
-
-// Prints a result, and compares two sums over it with those that the program gave.
-void compare(
-    const char* name, const at::Tensor& result, double sum, double weighted, double bound) {
-  const auto real = result.is_complex() ? at::view_as_real(result) : result;
-  const auto flat = real.to(at::kDouble).flatten();
-  const auto found = flat.sum().item<double>();
-  const auto apart = std::abs(found - sum) +
-      std::abs((flat * spread(flat.sizes(), 0.5, 1.5)).sum().item<double>() - weighted);
-  const bool is_same = apart <= bound;
-  std::cout << name << ": " << result.sizes() << " sum " << found
-            << (is_same ? ", as in the program" : ", and not as in the program: ");
-  if (!is_same) std::cout << sum;
-  std::cout << std::endl;
-  is_right = is_right && is_same;
-}"""
-
-SHOWN = """\
-// Prints a result. What it must be is not known: {why}.
-void show(const char* name, const at::Tensor& result) {{
-  const auto sum = result.sum().to(result.is_complex() ? at::kComplexDouble : at::kDouble).item();
-  std::cout << name << ": " << result.sizes() << " sum " << sum << std::endl;
-}}"""
-
-BOUNDS = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-4, torch.complex64: 1e-4}
-"""How far a sum may be off, as a part of that of all absolute values; in double precision 1e-9."""
 
 
 def cmake_text(function: CppFunction, standard: int) -> str:
     """The CMake file."""
-    return CMAKE.format(name=function.name, op=function.op, standard=standard)
+    return template_text("CMakeLists.txt", name=function.name, op=function.op, standard=standard)
 
 
 def main_text(function: CppFunction) -> str:
     """A program that calls the op, runs backward, and compares what came of it."""
-    return "\n".join([*_main(function), ""])
-
-
-def _main(function: CppFunction) -> Iterator[str]:
     sums, why = _recorded(function)
-    yield f"// Calls the op {NAMESPACE}::{function.op} from C++ alone, forward and backward."
-    yield ""
-    yield "#include <ATen/ATen.h>"
-    yield "#include <ATen/core/dispatch/Dispatcher.h>"
-    yield "#include <torch/csrc/autograd/autograd.h>"
-    yield ""
-    yield "#include <cmath>"
-    yield "#include <iostream>"
-    yield "#include <limits>"
-    yield "#include <tuple>"
-    yield ""
-    yield SPREAD
-    yield ""
-    yield SHOWN.format(why=why) if why else COMPARED
-    yield ""
-    yield "int main() {"
+    names = _names(function)
+    values = {one.name: written(one.value) for one in function.plain}
+    smooth, wanted = _smooth(function), _differentiated(function)
+    chosen = [names[place] for place in smooth]
+    shown = [
+        (place, _shown(f"grad_{name}", f"gradients[{place}]", sums))
+        for place, (_, name) in enumerate(wanted)
+        if f"grad_{name}" in sums or not sums
+    ]
+    return template_text(
+        "main.cpp",
+        namespace=NAMESPACE,
+        op=function.op,
+        golden_step=GOLDEN_STEP,
+        why=why,
+        inputs=[*_inputs(function)],
+        result=function.result,
+        signature=function.signature,
+        bound=f"[{', '.join(names)}]" if len(names) > 1 else "out",
+        passed=", ".join(values.get(name, name) for name in function.parameters),
+        outputs=[_shown(name, name, sums) for name in names],
+        is_pulled=bool(smooth and wanted),
+        smooth=", ".join(chosen),
+        wanted=", ".join(name for _, name in wanted),
+        ones=", ".join(f"at::ones_like({name})" for name in chosen),
+        pulled=shown,
+    )
+
+
+def _inputs(function: CppFunction) -> Iterator[str]:
+    """The lines that make the inputs."""
     pairs = zip(function.subject.captured.inputs, function.subject.specs, strict=True)
     given = [(one, like) for one, like in pairs if one.is_given]
     changed = {function.parameters[place] for place in function.changed}
@@ -125,20 +79,6 @@ def _main(function: CppFunction) -> Iterator[str]:
         )
         if one.needs and name in changed:
             yield f"  {name} = {name}.requires_grad_().clone();  // a leaf must not be changed"
-    yield ""
-    yield f"  using Op = {function.result}({function.signature});"
-    yield "  auto op = c10::Dispatcher::singleton()"
-    yield f'                .findSchemaOrThrow("{NAMESPACE}::{function.op}", "")'
-    yield "                .typed<Op>();"
-    names = _names(function)
-    bound = f"[{', '.join(names)}]" if len(names) > 1 else "out"
-    values = {one.name: written(one.value) for one in function.plain}
-    passed = ", ".join(values.get(name, name) for name in function.parameters)
-    yield f"  auto {bound} = op.call({passed});"
-    yield from (_shown(name, name, sums) for name in names)
-    yield from _pulled(function, names, sums)
-    yield "  return 0;" if why else "  return is_right ? 0 : 1;"
-    yield "}"
 
 
 def _names(function: CppFunction) -> list[str]:
@@ -150,22 +90,6 @@ def _shown(name: str, text: str, sums: dict[str, Sums]) -> str:
     if name not in sums:
         return f'  show("{name}", {text});'
     return f'  compare("{name}", {text}, {", ".join(map(literal, sums[name]))});'
-
-
-def _pulled(function: CppFunction, names: list[str], sums: dict[str, Sums]) -> Iterator[str]:
-    smooth, wanted = _smooth(function), _differentiated(function)
-    if not smooth or not wanted:
-        return
-    chosen = [names[place] for place in smooth]
-    yield ""
-    yield "  auto gradients = torch::autograd::grad("
-    yield f"      {{{', '.join(chosen)}}}, {{{', '.join(name for _, name in wanted)}}},"
-    ones = ", ".join(f"at::ones_like({name})" for name in chosen)
-    yield f"      {{{ones}}}, std::nullopt, false, /*allow_unused=*/true);"
-    for place, (_, name) in enumerate(wanted):
-        if f"grad_{name}" in sums or not sums:
-            yield f"  if (gradients[{place}].defined())"
-            yield f"  {_shown(f'grad_{name}', f'gradients[{place}]', sums)}"
 
 
 def _smooth(function: CppFunction) -> list[int]:
@@ -227,7 +151,7 @@ def _sums(tensor: Tensor) -> Sums:
     real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
     flat = real.detach().to("cpu", torch.float64).flatten()
     weighted = flat * _spread(flat.shape, 0.5, 1.5)
-    bound = BOUNDS.get(tensor.dtype, 1e-9) * (float(flat.abs().sum()) + 1e-3)
+    bound = RECORDED.get(tensor.dtype, 0.0) * (float(flat.abs().sum()) + RECORDED_AT_ZERO)
     return float(flat.sum()), float(weighted.sum()), bound
 
 

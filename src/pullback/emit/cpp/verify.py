@@ -5,9 +5,6 @@ The library is the one that `build` makes of the file, and stays in the cache fo
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +20,11 @@ from pullback.emit.cpp.plain_text import PlainArgument
 from pullback.emit.cpp.shadow import shadow_of
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.subject import EmitSubject
+from pullback.emit.tester import FileCall, FileFailedError, seen_of_file
 from pullback.errors import BuildError, EmitMismatchError
-from pullback.judge import observed as observing
-from pullback.judge.observed import JOB, RESULTS, Observed, Wanted
+from pullback.judge.observed import Observed, Wanted
 from pullback.judge.text_difference import TextDifference
 from pullback.judge.trial_rows import TrialRow, op_rows
-
-RUN_SECONDS = 600.0
-"""Seconds after which the process that runs the op is given up."""
-
-_RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-
 
 # ---- the graphs, without a compiler ----
 
@@ -75,8 +66,11 @@ def require_same(functions: Sequence[CppFunction], text: str, file: str) -> bool
     with tempfile.TemporaryDirectory(prefix="pullback-") as folder:
         source = Path(folder, file)
         source.write_text(text, encoding="utf-8")
-        library = _built(functions[0].name, source)
-        found = _run(cases, library, Path(folder))
+        library, calls = _built(functions[0].name, source), [*map(_call, cases)]
+        try:
+            found = seen_of_file(library, calls, Path(folder), namespace=NAMESPACE)
+        except FileFailedError as error:
+            raise mismatch(functions[0].name, got=str(error)) from None
     for case, seen in zip(cases, found, strict=True):
         if case.row.may_refuse and seen.error.startswith(f"{case.called.name}: "):
             continue
@@ -144,37 +138,8 @@ def _other(one: PlainArgument) -> Any:
     return one.value + 1 if isinstance(one.value, int) else one.value * 1.07 + 0.01
 
 
-def _run(cases: Sequence[_Case], library: Path, folder: Path) -> list[Observed]:
-    """What the ops give for each case, in a process of its own."""
-    job = {
-        "library": str(library),
-        "namespace": NAMESPACE,
-        "threads": torch.get_num_threads(),
-        "calls": [_call(case) for case in cases],
-    }
-    torch.save(job, folder / JOB)
-    name, path = cases[0].function.name, os.pathsep.join([part for part in sys.path if part])
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _RUN, str(observing.__file__), str(folder)],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise mismatch(name, got=f"an op that did not end in {RUN_SECONDS:g} s") from None
-    if done.returncode or not (folder / RESULTS).exists():
-        last = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        raise mismatch(name, got=f"a process that ended with {done.returncode}: {last[0]}")
-    return [Observed(**found) for found in torch.load(folder / RESULTS, weights_only=False)]
-
-
-def _call(case: _Case) -> Any:
-    """One call for the other process: the op, tensors, what is asked, and the arguments."""
+def _call(case: _Case) -> FileCall:
+    """The call of the op."""
     function, called, row = case.function, case.called, case.row
     inputs = called.subject.captured.inputs
     places = [place for place, one in enumerate(inputs) if one.is_given]
@@ -194,7 +159,7 @@ def _call(case: _Case) -> Any:
         if name not in by_name
     ]
     tensors = [row.tensors[place].detach() for place in places]
-    return function.op, tensors, vars(wanted), arguments, _named(function, plain)
+    return FileCall(function.op, tensors, wanted, arguments, _named(function, plain))
 
 
 def _named(function: CppFunction, plain: dict[str, Any]) -> dict[str, Any]:

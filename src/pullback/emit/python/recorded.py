@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,10 +22,17 @@ def recorded_results(subject: EmitSubject, test: SelfTest, given: Sequence[Tenso
     count = subject.captured.argument_count
     # Large tensors from outside the program are no part of the file: others stand for them.
     is_own = all(like.values is not None for like in test.specs[count:])
-    return (_of_program if is_own else _of_graph)(subject, test, given)
+    if is_own:
+        return results_of_program(subject, test, given, cotangent)
+    return _of_graph(subject, test, given)
 
 
-def _of_program(subject: EmitSubject, test: SelfTest, given: Sequence[Tensor]) -> Record:
+def results_of_program(
+    subject: EmitSubject,
+    test: SelfTest,
+    given: Sequence[Tensor],
+    cotangent: Callable[[Tensor, int], Tensor],
+) -> Record:
     """What the program gives. It reads the tensors outside it, which have the values given."""
     captured = subject.captured
     count = captured.argument_count

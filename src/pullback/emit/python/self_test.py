@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pullback.emit.filling import template_function, template_text
 from pullback.graph.text_lines import WIDTH, wrapped_call
 from pullback.judge.tensor_specs import TensorSpec
+from pullback.judge.tolerances import KINKY, LISTED_COARSE, LISTED_WITHIN
 
 FEW_ELEMENTS = 24
 """Up to so many elements of all inputs, every derivative is compared; else random directions."""
@@ -19,112 +21,10 @@ FEW_ELEMENTS = 24
 LISTED, SUMS = 16, 8
 """Up to so many elements, what was recorded is listed; else there are so many sums of it."""
 
+FEW = {"sums": SUMS, "listed": LISTED}
+
 DIGITS = {True: 10, False: 6}
 """Of recorded numbers, in double precision or not: some more than are compared."""
-
-_INPUTS = '''\
-{spread}def inputs():
-    """Inputs like those that this was written for{precision}."""
-{inputs}
-    return {returned}
-'''
-
-_SPREAD = '''\
-def spread(start, low, high, *shape):
-    """Numbers between two, far from each other, and the same on every machine."""
-    places = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
-    places = (0.38196601125 * (start + 1) + 0.61803398875 * places) % 1
-    return (low + (high - low) * places).reshape(shape)
-
-
-'''
-
-_TEXT = '''
-
-# ---- self-test: `python {file}` ----
-
-
-{inputs}
-
-{expected}def called(function, given):
-    """The tensors that `function` gives, always with the same random numbers."""
-    torch.manual_seed(0)
-    outputs = function(*given)
-    outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    return tuple(y for y in outputs if isinstance(y, torch.Tensor))
-
-
-def self_test():
-    """Raise unless {holds}."""
-    given = inputs()
-    outputs = called({call}, given)
-{compared}{gradients}
-
-if __name__ == "__main__":
-    try:
-        self_test()
-    except Exception as error:
-        raise SystemExit(f"{name} FAILED its self-test\\n{{error}}")
-    print("{name}: {passed}")
-'''
-
-_SUMMED = '''\
-def few(y):
-    """A tensor in few numbers: if it has many, weighted sums of them."""
-    flat = (torch.view_as_real(y) if y.is_complex() else y).double().flatten()
-    weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % {sums}))
-    return padded.reshape({sums}, -1).sum(1) if y.numel() > {listed} else y
-
-
-'''
-
-_SAME = '''\
-{few}def same(got, what):
-    """Raise, and name `what` it is, unless a tensor is as recorded but for rounding."""
-    got = {got}
-    expected = torch.tensor(RECORDED[what], dtype=got.dtype, device=got.device){shaped}
-    allowed = {{"rtol": {rtol}, "atol": {rtol}, "equal_nan": True}}
-    said = f"{{what}} is not as recorded: "
-    torch.testing.assert_close(got, expected, **allowed, msg=lambda text: said + text)
-'''
-
-_PULLED = """\
-    live = [y for y in outputs if y.requires_grad]
-    wanted = {wanted}
-    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
-    leaves = list(wanted.values())
-    pulled = torch.autograd.grad(live, leaves, cotangents, materialize_grads=True)
-    for name, gradient in zip(wanted, pulled):
-        same(gradient, f"the gradient of `{{name}}`")
-"""
-
-_COTANGENT = '''\
-def cotangent(y, i):
-    """What is pulled back from output `i`: other numbers for each of its elements."""
-    row = torch.linspace(0.5 + i, 1.5 + i, y.numel(), dtype=torch.float64, device=y.device)
-    return row.reshape(y.shape).to(y.dtype)
-
-
-'''
-
-_CHECKED = """\
-    torch.autograd.gradcheck(lambda *given: called({call}, given), given{options})
-"""
-
-_CHECKED_LIVE = """\
-
-    def differentiable(*given):
-        \"\"\"The outputs with a gradient: `gradcheck` confuses them with others beside them.\"\"\"
-        return tuple(y for y in called({call}, given) if y.requires_grad)
-
-    torch.autograd.gradcheck(differentiable, given{options})
-"""
-
-_AGAINST_REFERENCE = """\
-    for y, z in zip(outputs, called(reference, given)):
-        torch.testing.assert_close(y, z, msg=lambda text: f"an output is not right: {text}")
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +68,27 @@ class SelfTest:
         if self.is_differentiated and self.by_differences:
             holds += ", and gradients as differences say"
         said = "" if self.is_differentiated or not self.names else "; no gradient is compared"
-        return _TEXT.format(
+        recorded = None if self.recorded is None else [*self._recorded(self.recorded)]
+        sizes = [value.numel() for value in (self.recorded or {}).values()]
+        return template_text(
+            "python_test.py",
             name=name,
             file=file,
             inputs=self.inputs(),
-            expected=self._expected(),
             call=self.call,
             holds=holds,
-            compared=_AGAINST_REFERENCE if self.recorded is None else self._compared(),
-            gradients=self._checked(),
             passed=f"{what} are right{said}",
+            program=self.program,
+            recorded=recorded,
+            is_differentiated=self.is_differentiated,
+            is_checked=self.is_differentiated and self.by_differences,
+            has_constant_outputs=self.has_constant_outputs,
+            has_many=max(sizes, default=0) > LISTED,
+            has_none=0 in sizes,
+            rtol=LISTED_WITHIN if self.is_double else LISTED_COARSE,
+            wanted=self._wanted(),
+            options="".join(f", {key}={value}" for key, value in self.options.items()),
+            **FEW,
         )
 
     def inputs(self) -> str:
@@ -185,47 +96,27 @@ class SelfTest:
         rows = enumerate(zip(self.names, self.needs, self.specs, strict=True))
         lines = [f"    {line}" for place, row in rows for line in self._input(place, *row)]
         names = self.names
-        return _INPUTS.format(
-            spread=_SPREAD if any("spread(" in line for line in lines) else "",
-            inputs="\n".join(lines) or "    pass",
+        return template_text(
+            "inputs.py",
+            has_spread=any("spread(" in line for line in lines),
+            lines="\n".join(lines) or "    pass",
             precision=", in double precision" if self.is_double else "",
             returned=f"({names[0]},)" if len(names) == 1 else ", ".join(names) or "()",
         )
 
     # ---- what is compared ----
 
-    def _expected(self) -> str:
-        """What was recorded, and how it is compared."""
-        if self.recorded is None:
-            return ""
+    def _recorded(self, recorded: Mapping[str, Tensor]) -> Iterator[str]:
+        """The lines of what was recorded."""
         digits = DIGITS[self.is_double]
-        rows = [_entry(what, _listed(few(y), digits)) for what, y in self.recorded.items()]
-        has_none = any(value.numel() == 0 for value in self.recorded.values())
-        has_many = any(value.numel() > LISTED for value in self.recorded.values())
-        said = f'"""What `{self.program}` gave for these inputs when this was written."""'
-        same = _SAME.format(
-            few=_SUMMED.format(sums=SUMS, listed=LISTED) if has_many else "",
-            got="few(got.detach())" if has_many else "got.detach()",
-            shaped=".reshape(got.shape)" if has_none else "",
-            rtol=1e-7 if self.is_double else 1e-3,
-        )
-        listed = "\n".join(["RECORDED = {", *rows, "}", said])
-        pulled = _COTANGENT if self.is_differentiated else ""
-        return f"{listed}\n\n\n{pulled}{same}\n\n"
+        for what, y in recorded.items():
+            yield _entry(what, _listed(few(y), digits))
 
-    def _compared(self) -> str:
-        lines = '    for i, y in enumerate(outputs):\n        same(y, f"output {i}")\n'
+    def _wanted(self) -> str:
+        """The inputs whose gradients are compared, by their names."""
         pairs = zip(self.names, self.needs, strict=True)
         places = [(name, place) for place, (name, need) in enumerate(pairs) if need]
-        wanted = "{" + ", ".join(f'"{name}": given[{place}]' for name, place in places) + "}"
-        return lines + (_PULLED.format(wanted=wanted) if self.is_differentiated else "")
-
-    def _checked(self) -> str:
-        if not self.is_differentiated or not self.by_differences:
-            return ""
-        options = "".join(f", {key}={value}" for key, value in self.options.items())
-        text = _CHECKED_LIVE if self.has_constant_outputs else _CHECKED
-        return text.format(call=self.call, options=options)
+        return "{" + ", ".join(f'"{name}": given[{place}]' for name, place in places) + "}"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -233,7 +124,7 @@ class SelfTest:
         many = sum(like.numel for like in self.specs) > FEW_ELEMENTS
         options: dict[str, Any] = {"fast_mode": True} if many else {}
         if not self.is_double:
-            options |= {"eps": 1e-2, "atol": 2e-2, "rtol": 2e-2}
+            options |= {"eps": KINKY / 2, "atol": KINKY, "rtol": KINKY}
         return options
 
     # ---- inputs ----
@@ -279,10 +170,8 @@ def _integers(like: TensorSpec) -> str:
     return f"({low} + torch.arange({like.numel}) % {high - low + 1}).reshape({_row(like.shape)})"
 
 
-_HERE: dict[str, Any] = {"torch": torch}
-exec(_SUMMED.format(sums=SUMS, listed=LISTED) + _COTANGENT, _HERE)
-few: Callable[[Tensor], Tensor] = _HERE["few"]
-cotangent: Callable[[Tensor, int], Tensor] = _HERE["cotangent"]
+few: Callable[[Tensor], Tensor] = template_function("few.py", **FEW)
+cotangent: Callable[[Tensor, int], Tensor] = template_function("cotangent.py")
 """As in the text of a self-test."""
 
 

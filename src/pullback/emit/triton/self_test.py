@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,117 +10,17 @@ import torch
 from torch import Tensor
 
 from pullback.derive.source import loaded
+from pullback.emit.filling import template_function, template_text
+from pullback.emit.python.recorded import results_of_program
 from pullback.emit.python.self_test import SUMS, SelfTest
 from pullback.emit.subject import EmitSubject
 from pullback.graph.values import held_value
 from pullback.judge.comparison import aside
 from pullback.judge.tensor_specs import TensorSpec
+from pullback.judge.tolerances import RECORDED
 
 if TYPE_CHECKING:
     from pullback.emit.triton.module import KernelFile
-
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-
-_REQUIRE = '''\
-def require(tensor, name, dtype, shape):
-    """Raise unless a tensor is of the dtype and shape that the kernels are written for."""
-    if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
-        got = f"{tensor.dtype} {tuple(tensor.shape)}"
-        raise ValueError(f"`{name}` must be {dtype} {tuple(shape)}, got {got}")
-'''
-
-_TEXT = '''\
-# ---- self-test: `python {file}`, benchmark: `python {file} --bench` ----
-
-
-{inputs}
-
-RECORDED = {{
-{rows}
-}}
-"""What `{program}` gave for these inputs when this was written: weighted sums."""
-
-
-def few(y):
-    """A tensor in few numbers: weighted sums of it."""
-    flat = y.detach().double().flatten()
-    weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % {sums}))
-    return padded.reshape({sums}, -1).sum(1)
-
-
-def same(got, what):
-    """Raise, and name `what` it is, unless a tensor is as recorded but for rounding."""
-    expected = torch.tensor(RECORDED[what], dtype=torch.float64, device=got.device)
-    allowed = {tolerance} * few(got.abs()) + 1e-6
-    if not bool(((few(got) - expected).abs() <= allowed).all()):
-        raise AssertionError(f"{{what}} is not as recorded: {{few(got).tolist()}}")
-
-
-def cotangent(y, i):
-    """What is pulled back from output `i`: other numbers for each of its elements."""
-    row = torch.arange(y.numel(), dtype=torch.float64, device=y.device)
-    return ((0.25 * i + 0.7548776662 * row) % 1 - 0.25).reshape(y.shape).to(y.dtype)
-
-
-def run(given, cotangents=None):
-    """Outputs and gradients, by what they are."""
-    given = [x.detach().requires_grad_(x.requires_grad) for x in given]
-    outputs = {name}.apply(*given)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    found = {{f"output {{i}}": y for i, y in enumerate(outputs)}}
-    wanted = {{n: x for n, x in zip({names}, given) if x.requires_grad}}
-    live = [y for y in outputs if y.requires_grad]
-    if cotangents is None:
-        cotangents = [cotangent(y, i) for i, y in enumerate(live)]
-    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
-    return {{**found, **{{f"the gradient of `{{n}}`": g for n, g in zip(wanted, pulled)}}}}
-
-
-def self_test(device):
-    """Raise unless outputs and gradients are as recorded, and the same twice over."""
-    given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
-    for (what, got), again in zip(run(given).items(), run(given).values()):
-        same(got, what)
-        same_twice = torch.equal(got, again) or bool(got.isnan().any())
-        assert same_twice, f"{{what}} differs from run to run"
-
-
-def bench(device):
-    """Time of forward and backward, and how that compares with moving the bytes once."""
-    given = [x.detach().to(device) for x in inputs()]
-    times = max(1, 2**26 // max(x.numel() for x in given))
-    for place, (x, like) in enumerate(zip(given, inputs())):
-        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
-        given[place] = longer.requires_grad_(like.requires_grad)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda y: saved.append(y) or y, lambda y: y):
-        found = run(given)
-    live = [y for y in found.values() if y.requires_grad]
-    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
-    moved = sum(x.nbytes for x in (*given, *found.values(), *saved, *cotangents))
-    del saved, found, live
-    taken = triton.testing.do_bench(lambda: run(given, cotangents), return_mode="median")
-    block = torch.empty(2**29, dtype=torch.uint8, device=device)
-    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
-    speed = 2 * block.numel() / copied
-    times = taken * speed / moved
-    print(f"{name}: {{taken:.3f}} ms, {{times:.2f}} times the time to move its bytes")
-
-
-GROWS = {grows}
-"""The dimension of each input that a benchmark makes longer."""
-
-
-if __name__ == "__main__":
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not INTERPRETED:
-        raise SystemExit("{name} needs a GPU, or TRITON_INTERPRET=1")
-    self_test(device)
-    print("{name}: outputs and gradients are right")
-    if "--bench" in sys.argv:
-        bench(device)
-'''
 
 
 @dataclass(frozen=True)
@@ -133,12 +33,12 @@ class KernelTest:
     def text(self, made: KernelFile, file: str) -> str:
         """The end of the file."""
         test = self.inputs
-        rows = [f'    "{what}": {_listed(few_of(y))},' for what, y in self.recorded.items()]
-        tolerance = max(TOLERANCES.get(like.dtype, 0.0) for like in test.specs)
-        return f"{_REQUIRE}\n\n" + _TEXT.format(
+        tolerance = max(RECORDED.get(like.dtype, 0.0) for like in test.specs)
+        return template_text(
+            "triton_test.py",
             file=file,
             inputs=test.inputs(),
-            rows="\n".join(rows),
+            recorded={what: _listed(few_of(y)) for what, y in self.recorded.items()},
             program=test.program,
             sums=SUMS,
             tolerance=tolerance,
@@ -150,14 +50,9 @@ class KernelTest:
 
 def kernel_test(subject: EmitSubject, names: tuple[str, ...]) -> KernelTest:
     """Inputs like the examples, in their own dtypes, and what the program gives for them."""
-    flags = subject.wanted or tuple(one.needs for one in subject.captured.inputs)
-    needs = tuple(
-        one.needs and (place >= len(flags) or flags[place])
-        for place, one in enumerate(subject.captured.inputs)
-    )
     specs = tuple(replace(like, device="cpu") for like in _smaller(subject))
     program = subject.captured.name.removesuffix(".apply")
-    test = SelfTest(program, names, needs, specs, program=program, is_double=False)
+    test = SelfTest(program, names, subject.needs, specs, program=program, is_double=False)
     space = loaded(f"import torch\n\n\n{test.inputs()}")
     device = subject.specs[0].device if subject.specs else "cpu"
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in space["inputs"]()]
@@ -171,29 +66,9 @@ def _recorded(subject: EmitSubject, test: SelfTest, given: list[Tensor]) -> dict
     wide = [x.requires_grad_(need) for x, need in zip(wide, test.needs, strict=True)]
     with aside():
         try:
-            return _results(subject, test, wide)
+            return results_of_program(subject, test, wide, cotangent_of)
         except Exception:  # any: a program that names its dtypes
-            return _results(subject, test, given)
-
-
-def _results(subject: EmitSubject, test: SelfTest, given: list[Tensor]) -> dict[str, Tensor]:
-    outputs = subject.call(*subject.captured.fill(given))
-    outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-    live = [y for y in outputs if y.requires_grad]
-    names = [name for name, need in zip(test.names, test.needs, strict=True) if need]
-    wanted = [x for x in given if x.requires_grad]
-    cotangents = [_cotangent(y, i) for i, y in enumerate(live)]
-    pulled: tuple[Tensor, ...] = ()
-    if live and wanted:
-        pulled = torch.autograd.grad(live, wanted, cotangents, materialize_grads=True)
-    found = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
-    return {**found, **{f"the gradient of `{n}`": g for n, g in zip(names, pulled, strict=False)}}
-
-
-def _cotangent(y: Tensor, i: int) -> Tensor:
-    """As `cotangent` in the text."""
-    row = torch.arange(y.numel(), dtype=torch.float64, device=y.device)
-    return ((0.25 * i + 0.7548776662 * row) % 1 - 0.25).reshape(y.shape).to(y.dtype)
+            return results_of_program(subject, test, given, cotangent_of)
 
 
 LARGE, SIZE = 1 << 16, 64
@@ -229,12 +104,9 @@ def _halved(size: int) -> int:
     return size
 
 
-def few_of(y: Tensor) -> Tensor:
-    """As `few` in the text."""
-    flat = y.detach().double().cpu().flatten()
-    weights = 1 + torch.arange(flat.numel()) % 7
-    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % SUMS))
-    return padded.reshape(SUMS, -1).sum(1)
+few_of: Callable[[Tensor], Tensor] = template_function("weighted.py", sums=SUMS)
+cotangent_of: Callable[[Tensor, int], Tensor] = template_function("spread_cotangent.py")
+"""As in the text."""
 
 
 def _listed(values: Tensor) -> str:

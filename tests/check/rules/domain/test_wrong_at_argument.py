@@ -32,6 +32,32 @@ class Softmax(torch.autograd.Function):
         return y * (g - (g * y).sum(-1, keepdim=True)), None
 
 
+class ScaledAlong(torch.autograd.Function):
+    """A number for each index along a dimension."""
+
+    @staticmethod
+    def forward(ctx, x, w, dim=0):
+        w = w.view([-1 if d == dim else 1 for d in range(x.dim())])
+        ctx.save_for_backward(x, w)
+        ctx.dim = dim
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        others = [d for d in range(x.dim()) if d != ctx.dim]
+        return g * w, (g * x).sum(others), None
+
+
+class ScaledAlongRows(ScaledAlong):
+    """Sums over the columns, whatever the dimension: only a square hides that from PyTorch."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g * w, (g * x).sum(1), None
+
+
 class Scaled(torch.autograd.Function):
     """Right for one of the two words that its forward knows."""
 
@@ -244,6 +270,7 @@ class Sharp(torch.autograd.Function):
 
 
 SOUND = {
+    "along a dimension": (ScaledAlong, lambda: (normal(3, 4), normal(3, seed=1))),
     "temperature": (Sharp, lambda: (normal(3, 4), 0.5)),
     "no gradient wanted": (Wanted, lambda: (normal(4), True)),
     "cell by cell": (Path, lambda: (normal(6, 6), 1.0)),
@@ -261,6 +288,7 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "along rows": (ScaledAlongRows, lambda: (normal(3, 4), normal(3, seed=1)), "gradient of `w`"),
     "cell by cell": (PathOfOne, lambda: (normal(6, 6), 1.0), "gradient of `cost`"),
     "bound of zero": (TruthBounded, lambda: (normal(6), -0.5, 0.5), "gradient of `x`"),
     "bound that is left out": (BothBounded, lambda: (normal(6), -0.5, 0.5), "gradient of `x`"),

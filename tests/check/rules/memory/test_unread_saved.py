@@ -47,6 +47,18 @@ class ShapeOnly(Function):
         return g.expand(x.shape)
 
 
+class Bounded(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(-100, 100)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (x.abs() <= 100)
+
+
 class ByNumpy(Function):
     @staticmethod
     def forward(ctx, x):
@@ -109,10 +121,25 @@ class OptionalBias(Function):
         return 2 * g * x, g if bias is not None else None
 
 
+class WrongWithout(Function):
+    """Asks for a shape where it should ask for numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g.expand(x.shape)
+
+
 SOUND = {
+    "wrong without its numbers": (WrongWithout, (X,)),
     "optional": (OptionalBias, (X, Y)),
     "tanh": (Tanh, (X,)),
-    "shape only": (ShapeOnly, (X,)),
+    "a bound that no number of the example meets": (Bounded, (X,)),
     "by numpy": (ByNumpy, (X,)),
     "for the second derivative": (ForSecond, (X,)),
     "by a Function of the second order": (InAnotherFunction, (X,)),
@@ -123,6 +150,7 @@ SOUND = {
 }
 
 PLANTED = {
+    "for its shape alone": (ShapeOnly, (X,), "saved tensor 0, of shape [4, 3]"),
     "both": (Both, (X,), "saved tensor 0, of shape [4, 3]"),
     "never unpacked": (
         made(lambda x, y: x * y + x, lambda g, x, y: (g * (y + 1), g * y / y)),

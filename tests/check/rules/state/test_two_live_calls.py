@@ -43,6 +43,30 @@ class ShapeOnClass(Function):
         return g.expand(ShapeOnClass.shape)
 
 
+class MaskOnClass(Function):
+    @staticmethod
+    def forward(ctx, x):
+        MaskOnClass.mask = torch.rand_like(x) > 0.5
+        return x * MaskOnClass.mask
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * MaskOnClass.mask
+
+
+class MaskSaved(Function):
+    @staticmethod
+    def forward(ctx, x):
+        mask = torch.rand_like(x) > 0.5
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
 class Stack(Function):
     kept = []  # noqa: RUF012
 
@@ -58,6 +82,7 @@ class Stack(Function):
 
 SOUND = {
     "saved": (Saved, (X,)),
+    "mask that is drawn and saved": (MaskSaved, (normal(16),)),
     "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
     "random": (made(lambda x: x * x, lambda g, x: 2 * x * g * torch.rand_like(g)), (X,)),
     "other values refused": (
@@ -68,6 +93,7 @@ SOUND = {
 
 PLANTED = {
     "on the class": (OnClass, (normal(8),), "gradient of `x`"),
+    "mask that is drawn": (MaskOnClass, (normal(16),), "gradient of `x`"),
     "shape": (ShapeOnClass, (X,), "after forward of another"),
     "stack": (Stack, (X,), "gradient of `x`"),
 }

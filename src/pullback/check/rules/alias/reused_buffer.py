@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At, Gradient, Output
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.inputs.others import other_values
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import Repro, ReproContext, compared, text_of
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -38,7 +39,6 @@ from pullback.check.subject.subject import (
     Rule,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.judge.example import Example
 from pullback.judge.run import Run
@@ -90,13 +90,14 @@ def _is_same(one: Tensor, two: Tensor) -> bool:
 def _finding(
     subject: Subject, example: Example, thing: Output | Gradient, now: Tensor, was: Tensor
 ) -> Finding:
-    index, have, want = worst_of(now, was)
     return subject.finding(
         RULE,
         example=example,
-        at=At(thing, index, rest=", looked at again after the next call"),
-        expected=want.then(", as it was"),
-        got=have.then(": the next call has written into it"),
+        **gap_of(thing, now, was).facts(
+            ", looked at again after the next call",
+            expected=", as it was",
+            got=": the next call has written into it",
+        ),
         fix=FIX,
     )
 

@@ -17,17 +17,9 @@ from pullback.check.inputs.values import resampled
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.subject.draws import draws
 from pullback.check.subject.elsewhere import Results, difference
+from pullback.check.subject.gap import Fact, gap_of
 from pullback.check.subject.refusal import is_meant
-from pullback.check.subject.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    describe,
-    each,
-    worst_of,
-)
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, describe, each
 from pullback.check.target.registration import has_vmap_rule
 from pullback.check.watching.dispatch import foreign_calls
 from pullback.function.isolation import seeded
@@ -82,8 +74,8 @@ def wrong_vmap(subject: Subject) -> Iterator[Finding | Skip]:
         is_first = False
         apart = difference(Results(tuple(got), {}), Results(tuple(wanted), {}))
         if apart is not None:
-            at, expected, have = apart
-            yield _differs(subject, in_dims, at, expected.then(", as by a loop"), have)
+            expected = apart.expected.then(", as by a loop")
+            yield _differs(subject, in_dims, apart.at, expected, apart.got)
             return
     yield from failed[:1]
     if refusals and not failed:
@@ -250,14 +242,14 @@ def vmap_of_gradient(subject: Subject) -> Iterator[Finding | Skip]:
         return
     for i, one, two in zip(sorted(subject.small.needs), got, wanted, strict=True):
         if not is_close(one, two, 1000) and one.shape == two.shape:
-            index, have, want = worst_of(one, two)
-            at = At(Gradient(subject.names[i]), index)
-            yield _gradient_differs(subject, at, want.then(", as by a loop"), have, Severity.WRONG)
+            gap = gap_of(Gradient(subject.names[i]), one, two)
+            want = gap.expected.then(", as by a loop")
+            yield _gradient_differs(subject, gap.at, want, gap.got, Severity.WRONG)
             return
 
 
 def _gradient_differs(
-    subject: Subject, at: At, expected: Number | Words, got: Number | Raised, weight: Severity
+    subject: Subject, at: At, expected: Fact, got: Fact | Raised, weight: Severity
 ) -> Finding:
     return subject.finding(
         VMAP_OF_GRADIENT,

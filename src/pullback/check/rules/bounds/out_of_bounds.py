@@ -10,12 +10,12 @@ from itertools import chain, islice
 import torch
 
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At
 from pullback.check.findings.registered import Registered
 from pullback.check.kernels.guards import MemoryGuards, Touched
 from pullback.check.kernels.sizes import odd_sizes
 from pullback.check.subject.conditions import KEEPS_INPUTS, RUNS, needs
-from pullback.check.subject.elsewhere import Fact, Results, difference
+from pullback.check.subject.elsewhere import Results, difference
+from pullback.check.subject.gap import Gap
 from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import Example, mapped
 
@@ -116,13 +116,12 @@ def reads(subject: Subject) -> Iterator[Finding | Skip]:
             which = _which(subject, example, usual)
         except CallError:
             continue
-        at, expected, got = found
         yield Finding.made(
             READ,
             inputs=example.words(subject.names),
-            at=At(at.thing, at.index, rest=f", with NaN around {which}"),
+            at=found.at.then(f", with NaN around {which}"),
             expected="one number, whatever stands around a tensor in memory",
-            got=got.then(f" where that is NaN, {expected} where it is near one"),
+            got=found.got.then(f" where that is NaN, {found.expected} where it is near one"),
             why="a load reaches past the tensor, and what it gets is used",
             fix="mask the load by the sizes of the tensor, with `other=` for what is outside",
         )
@@ -131,7 +130,7 @@ def reads(subject: Subject) -> Iterator[Finding | Skip]:
 
 def _unlike(
     subject: Subject, example: Example, usual: GuardedCall, spoils: Callable[[int], bool]
-) -> tuple[At, Fact, Fact] | None:
+) -> Gap | None:
     return difference(watched_call(subject, example, spoils).results, usual.results)
 
 

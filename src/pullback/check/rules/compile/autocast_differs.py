@@ -30,11 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.facts import Gradient
 from pullback.check.inputs.dtypes import dtype_of
 from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.subject.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
 from pullback.check.subject.elsewhere import Results, results_of
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.refusal import is_meant
 from pullback.check.subject.subject import (
     BackwardFailedError,
@@ -44,10 +45,8 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.judge.example import Example
-from pullback.judge.run import run
 
 RULE = Rule("P004", "autocast-differs", "compile", profile="quick")
 
@@ -66,7 +65,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         usual = results_of(subject, example)
         called = _cast(subject.target.call)
-        run(called, example, subject.names, through_clone=subject.writes_inputs)
+        subject.run_other(called, example)
     except CallError as refusal:
         yield Skip.refused(RULE, "it refuses float32 or autocast", refusal.raised)
         return
@@ -97,21 +96,26 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if one is None or two is None or one.shape != two.shape or one.numel() == 0:
             continue
         usual_error = _apart(eager.get(name), plain.get(name))
-        is_exact = usual_error <= EXACT * float(two.abs().max()) and _is_float32(got.outputs)
-        is_exact = is_exact and eager.get(name) is not None  # forward may stop the gradient
-        near = LOST if is_exact else NEAR
-        slack = near * float(two.abs().max()) + 4 * usual_error
-        if not bool(torch.isfinite(two.abs()).all()) or _apart(one, two) <= slack:
+        # Forward itself may stop the gradient.
+        is_known = eager.get(name) is not None and _is_float32(got.outputs)
+        if _is_near(one, two, usual_error, is_known=is_known):
             continue
-        index, have, want = worst_of(one, two)
+        gap = gap_of(Gradient(name), one, two)
         yield subject.finding(
             RULE,
             example=example,
-            at=At(Gradient(name), index, rest=", after a forward under autocast"),
-            expected=f"near {want}, as without autocast",
-            got=have,
+            at=gap.at.then(", after a forward under autocast"),
+            expected=f"near {gap.expected}, as without autocast",
+            got=gap.got,
             fix="let backward do the same whether or not autocast is on while it runs",
         )
+
+
+def _is_near(got: Tensor, usual: Tensor, error: float, *, is_known: bool) -> bool:
+    """Whether a gradient under autocast is no further off than eager's `error` lets expect."""
+    size = float(usual.abs().max())
+    near = LOST if is_known and error <= EXACT * size else NEAR
+    return not bool(torch.isfinite(usual).all()) or _apart(got, usual) <= near * size + 4 * error
 
 
 def _is_float32(outputs: Sequence[Tensor]) -> bool:

@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from pullback.check.findings.facts import At, Number, Words
 from pullback.check.repro.context import ReproContext, compared, indented, text_of
 from pullback.check.subject.conditions import DETERMINISTIC, KEEPS_INPUTS, KEEPS_MEMORY, RUNS, needs
 from pullback.check.subject.elsewhere import Results, difference, results_of
+from pullback.check.subject.gap import Gap
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -82,13 +82,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             continue
         apart = twice.difference() or difference(got, usual)
         if apart is not None:
-            at, expected, have = apart
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=at.then(f", under checkpoint(use_reentrant={reentrant})"),
-                expected=expected.then(", as in the first run"),
-                got=have,
+                **apart.facts(
+                    f", under checkpoint(use_reentrant={reentrant})",
+                    expected=", as in the first run",
+                ),
                 detail=Checkpointed(reentrant),
                 fix="draw with PyTorch's generators, which checkpoint replays, and keep no state",
             )
@@ -122,7 +122,7 @@ class Twice:
         self.given.append(tuple(t.detach().clone() for t in tensors_in(result)))
         return result
 
-    def difference(self) -> tuple[At, Number | Words, Number | Words] | None:
+    def difference(self) -> Gap | None:
         """Where the second run gave other outputs than the first."""
         if len(self.given) < 2:
             return None

@@ -120,13 +120,12 @@ def _compared(subject: Subject, backend: str) -> Iterator[Finding | Skip]:
                 if difference(results_of(subject, example), usual) is not None:
                     yield Skip.refused(RULE, "eager mode itself does not give the same twice")
                     return
-                at, expected, have = apart
                 yield subject.finding(
                     RULE,
                     example=example,
-                    at=at.then(f", under torch.compile(backend={backend!r})"),
-                    expected=expected.then(", as in eager mode"),
-                    got=have,
+                    **apart.facts(
+                        f", under torch.compile(backend={backend!r})", expected=", as in eager mode"
+                    ),
                     detail=CompiledBy(backend),
                     fix="let the result depend on the arguments alone, not on who calls",
                 )

@@ -55,13 +55,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     apart = difference(got, usual)
     if apart is not None:
-        at, expected, have = apart
         yield subject.finding(
             RULE,
             example=example,
-            at=at.then(", under torch.func.vjp"),
-            expected=expected.then(", as by autograd"),
-            got=have,
+            **apart.facts(", under torch.func.vjp", expected=", as by autograd"),
             fix="let setup_context save its own arguments only",
         )
 

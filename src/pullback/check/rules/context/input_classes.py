@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient, Number, Words
+from pullback.check.findings.facts import Gradient
 from pullback.check.findings.registered import Registered
 from pullback.check.subject.conditions import KEEPS_INPUTS, REPEATABLE, RUNS, needs
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -18,7 +19,6 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.check.watching.boxes import Box, boxed, opened
 from pullback.judge.example import mapped
@@ -60,13 +60,11 @@ def subclass_input(subject: Subject) -> Iterator[Finding | Skip]:
             continue
         held = opened(got) if isinstance(got, Box) else got
         if held.shape == expected.shape and not is_close(held, expected, 100):
-            index, have, want = worst_of(_dense(held), _dense(expected))
+            gap = gap_of(Gradient(name), _dense(held), _dense(expected))
             yield subject.finding(
                 SUBCLASS_INPUT,
                 example=subject.small,
-                at=At(Gradient(name), index, rest=", with wrapped inputs"),
-                expected=want,
-                got=have,
+                **gap.facts(", with wrapped inputs"),
                 severity=Severity.WRONG,
                 fix="make new tensors from those given: x.new_zeros(...), torch.zeros_like(x)",
             )
@@ -112,17 +110,12 @@ def parameter_input(subject: Subject) -> Iterator[Finding | Skip]:
         got = grads.get(name)
         if is_close(got, want, 100) or name in subject.wrong_names:
             continue
-        index: tuple[int, ...] = ()
-        have: Number | Words = Words("None" if got is None else "a gradient")
-        expected: Number | Words = Words("another one")
-        if got is not None and want is not None and got.shape == want.shape:
-            index, have, expected = worst_of(got, want)
         yield subject.finding(
             PARAMETER_INPUT,
             example=example,
-            at=At(Gradient(name), index, rest=", with parameters as inputs"),
-            expected=expected.then(", as for plain tensors"),
-            got=have,
+            **gap_of(Gradient(name), got, want).facts(
+                ", with parameters as inputs", expected=", as for plain tensors"
+            ),
             fix=FIX,
         )
 

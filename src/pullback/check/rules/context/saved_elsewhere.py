@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient, Input
+from pullback.check.findings.facts import Input
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.subject.conditions import KEEPS_INPUTS, REPEATABLE, RUNS, needs
+from pullback.check.subject.gap import gaps
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -20,7 +21,6 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    differing,
     each,
 )
 
@@ -44,14 +44,12 @@ def freed_storage(subject: Subject) -> Iterator[Finding | Skip]:
         except BackwardFailedError:
             continue
         moved = Input(subject.names[position])
-        for name, index, have, want in islice(differing(grads, usual), 1):
+        for gap in islice(gaps(grads, usual), 1):
             yield subject.finding(
                 FREED_STORAGE,
                 example=subject.base,
-                at=At(Gradient(name), index, rest=f", after `{moved.name}` got other memory"),
+                **gap.facts(f", after `{moved.name}` got other memory"),
                 detail=moved,
-                expected=want,
-                got=have,
                 why="an alias of the input was kept past `save_for_backward`",
                 fix="save the input itself with ctx.save_for_backward",
             )
@@ -112,7 +110,7 @@ def _moved(context: ReproContext) -> str:
 def hooks_bypassed(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield a finding when hooks change the gradients, or make backward fail."""
     usual = subject.pull()
-    with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), Tensor.clone):
         run = subject.run()
     try:
         grads = run.pull(subject.cotangents(run)) if run.live else {}
@@ -126,24 +124,14 @@ def hooks_bypassed(subject: Subject) -> Iterator[Finding | Skip]:
             fix="read nothing from a saved tensor but its values",
         )
         return
-    for name, index, have, want in islice(differing(grads, usual), 1):
+    for gap in islice(gaps(grads, usual), 1):
         yield subject.finding(
             HOOKS_BYPASSED,
             example=subject.base,
             severity=Severity.WRONG,
-            at=At(Gradient(name), index, rest=", with saved tensors from other memory"),
-            expected=want,
-            got=have,
+            **gap.facts(", with saved tensors from other memory"),
             fix="read nothing from a saved tensor but its values",
         )
-
-
-def _pack(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _unpack(kept: Tensor) -> Tensor:
-    return kept.clone()
 
 
 RULES = (

@@ -29,21 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.facts import Gradient
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
 from pullback.check.subject.conditions import RUNS, needs
 from pullback.check.subject.draws import draws, draws_in_backward
 from pullback.check.subject.elsewhere import is_repeatable
-from pullback.check.subject.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    describe,
-    worst_of,
-)
+from pullback.check.subject.gap import gap_of
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, describe
 from pullback.check.watching.dispatch import in_turns
 from pullback.judge.example import Example, tensors_in
 from pullback.judge.tolerances import is_close
@@ -162,14 +155,11 @@ def _compared(
             continue
         if is_close(got, expected, 100):
             continue
-        index, have, want = worst_of(got, expected)
         return subject.finding(
             RULE,
             example=example,
-            at=At(Gradient(name), index, rest=f", {way.value}"),
+            **gap_of(Gradient(name), got, expected).facts(f", {way.value}"),
             detail=way,
-            expected=want,
-            got=have,
             fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
         )
     return None

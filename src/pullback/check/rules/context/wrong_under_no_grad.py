@@ -28,8 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Number, Output, Words, shapes
+from pullback.check.findings.facts import Output
 from pullback.check.repro.modes import Mode, without_grad
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     Finding,
     ForwardRefusedError,
@@ -37,7 +38,6 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.judge.example import can_differ, mapped
 from pullback.judge.tolerances import is_close
@@ -84,25 +84,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         for i, (got, expected) in enumerate(zip(outputs, usual, strict=False)):
             if _same(got, expected):
                 continue
-            at, want, have = _apart(i, got, expected)
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=at.then(f", {mode.value}"),
-                expected=want,
-                got=have,
+                **gap_of(Output(i), got, expected).facts(f", {mode.value}"),
                 detail=mode,
                 fix="let forward do the same whether or not a gradient will be asked for",
             )
             return
-
-
-def _apart(number: int, got: Tensor, expected: Tensor) -> tuple[At, Number | Words, Number | Words]:
-    """Where an output differs, what it must be and what it is."""
-    if got.shape != expected.shape:
-        return At(Output(number)), *shapes(expected, got)
-    index, have, want = worst_of(got, expected)
-    return At(Output(number), index or None), want, have
 
 
 def _outputs(subject: Subject, mode: Mode, needs: frozenset[int]) -> list[Tensor]:

@@ -34,7 +34,7 @@ from pullback.check.repro.gradients import against_slope, along
 from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.check.watching.spy import spy_on
 from pullback.judge.example import can_differ
-from pullback.judge.run import Run, cotangents_of, run
+from pullback.judge.run import Run, cotangents_of
 from pullback.judge.tolerances import is_close
 
 RULE = Rule("K804", "marked-output", "contract", profile="quick")
@@ -111,12 +111,13 @@ def _read_in_backward(subject: Subject, marked: Sequence[int]) -> Iterator[Findi
     spy = spy_on(subject.target)
     if spy is None:
         return
-    called = run(spy.target.call, subject.base, subject.names, through_clone=subject.writes_inputs)
+    called = subject.run_other(spy.target.call, subject.base)
     node: Any = called.outputs[called.live[0]].grad_fn
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return
     live = subject.cotangents(called)
-    zeros = [_zeros(c, o) for c, o in zip(live, called.outputs, strict=True)]
+    pairs = zip(live, called.outputs, strict=True)
+    zeros = [torch.zeros_like(o.detach()) if c is None else c for c, o in pairs]
     try:
         usual = _raw(node, zeros)
         for i in marked:
@@ -134,10 +135,6 @@ def _read_in_backward(subject: Subject, marked: Sequence[int]) -> Iterator[Findi
             )
     except (BackwardFailedError, RuntimeError, TypeError):
         return
-
-
-def _zeros(cotangent: Tensor | None, output: Tensor) -> Tensor:
-    return torch.zeros_like(output.detach()) if cotangent is None else cotangent
 
 
 def _raw(node: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:

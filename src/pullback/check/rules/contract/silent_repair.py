@@ -33,7 +33,6 @@ from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.check.watching.spy import spy_on
 from pullback.judge.example import can_differ
-from pullback.judge.run import run
 
 RULE = Rule("K802", "silent-repair", "contract", Severity.WASTEFUL, "quick")
 
@@ -46,9 +45,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if spy is None:
             return
         try:
-            called = run(
-                spy.target.call, example, subject.names, through_clone=subject.writes_inputs
-            )
+            called = subject.run_other(spy.target.call, example)
             called.pull(subject.cotangents(called))
         except CallError:
             continue

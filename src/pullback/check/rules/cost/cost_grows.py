@@ -33,7 +33,6 @@ from pullback.check.subject.conditions import RUNS, needs
 from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
 from pullback.check.watching.dispatch import Work, foreign_calls
 from pullback.judge.example import Example
-from pullback.judge.run import run
 
 RULE = Rule("C001", "cost-grows", "cost", Severity.WASTEFUL, "quick")
 
@@ -127,12 +126,7 @@ def _of_backward(subject: Subject, example: Example) -> Cost:
 def _of_plain(subject: Subject, example: Example) -> Cost:
     """Forward as plain PyTorch and autograd over it, together."""
     with Work() as work:
-        called = run(
-            subject.reference.program,
-            example,
-            subject.names,
-            through_clone=subject.writes_inputs,
-        )
+        called = subject.run_other(subject.reference.program, example)
         if called.live:
             called.pull(subject.cotangents(called))
     return Cost(work.numbers + work.products, work.operators)

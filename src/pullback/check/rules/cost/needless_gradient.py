@@ -30,7 +30,6 @@ from typing import Any
 from pullback.check.subject.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.check.target.registration import body_of
 from pullback.check.watching.dispatch import Work
-from pullback.judge.run import run
 
 RULE = Rule("C002", "needless-gradient", "cost", Severity.WASTEFUL, "quick")
 
@@ -107,9 +106,7 @@ def _products(
 ) -> tuple[int, int, int]:
     """The multiplications of forward and backward, and of backward alone; the numbers it writes."""
     with Work() as forward:
-        called = run(
-            call, subject.small, subject.names, needs=needs, through_clone=subject.writes_inputs
-        )
+        called = subject.run_other(call, subject.small, needs=needs)
     with Work() as backward:
         if called.live:
             called.pull(subject.cotangents(called))

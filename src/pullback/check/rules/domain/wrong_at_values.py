@@ -34,11 +34,12 @@ from pullback.check.inputs.domains import (
     tied,
 )
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
+from pullback.check.inputs.shapes import EQUAL, resized, symbols_of
 from pullback.check.subject.behaved import approximates
-from pullback.check.subject.extremes import value_trials
+from pullback.check.subject.extremes import ValueDemand, value_trials
 from pullback.check.subject.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
 from pullback.check.subject.subject import Rule, Subject
-from pullback.check.subject.trials import Tried, TriedVariant, report_trials, trials
+from pullback.check.subject.trials import Tried, TriedVariant, report_trials, trial_of, trials
 from pullback.judge.example import Example
 
 OUTPUTS = 3  # that are used alone in turn
@@ -61,8 +62,8 @@ def _at_zero(subject: Subject) -> Tried:
 
 
 def _at_ties(subject: Subject) -> Tried:
-    found = value_trials(subject, "ties", tied(subject.small), ties=True)
-    edges = value_trials(subject, "edges", changed(subject.small, EDGES), ties=True)
+    found = value_trials(subject, "ties", tied(subject.small), ValueDemand(ties=True))
+    edges = value_trials(subject, "edges", changed(subject.small, EDGES), ValueDemand(ties=True))
     fix = "share the gradient among the tied elements, or give it to one of them"
     guard = "guard what is not finite where entries are equal, as forward does"
     if any(trial.mismatches for trial in (*found, *edges)) and approximates(subject):
@@ -79,7 +80,7 @@ def _at_repeated(subject: Subject) -> Iterator[TriedVariant]:
     live = subject.run(subject.small).live
     for k in live[:OUTPUTS] if len(live) > 1 else ():
         variants = repeated(subject.small)
-        yield from value_trials(subject, f"repeated, output {k}", variants, used=(k,))
+        yield from value_trials(subject, f"repeated, output {k}", variants, ValueDemand(used=(k,)))
 
 
 def _by_kind(found: Iterable[TriedVariant], fix: str, guard: str) -> Tried:
@@ -104,7 +105,8 @@ def _when_small(subject: Subject) -> Tried:
 def _at_huge(subject: Subject) -> Tried:
     fix = "write the gradient with what forward is stable with: sigmoid, log_softmax, hypot"
     for family, start, changes in _starts(subject):
-        yield value_trials(subject, f"huge {family}", changed(start, changes), values=False), fix
+        asked = ValueDemand(values=False)
+        yield value_trials(subject, f"huge {family}", changed(start, changes), asked), fix
 
 
 def _starts(subject: Subject) -> Iterator[tuple[str, Example, dict[str, Change]]]:
@@ -131,9 +133,11 @@ def _at_tiny(subject: Subject) -> Tried:
         "divide twice in the place of dividing by a square, subtract tiny values from no large "
         "number, and guard as forward does"
     )
-    yield value_trials(subject, "faint", changed(subject.small_given, FAINT), values=False), fix
+    faint = changed(subject.small_given, FAINT)
+    yield value_trials(subject, "faint", faint, ValueDemand(values=False)), fix
     if _is_by_entry(subject):
-        yield value_trials(subject, "pole", _alone(subject), values=False, steep=math.inf), fix
+        asked = ValueDemand(values=False, steep=math.inf)
+        yield value_trials(subject, "pole", _alone(subject), asked), fix
 
 
 def _alone(subject: Subject) -> Iterator[Example]:
@@ -159,14 +163,37 @@ def _is_by_entry(subject: Subject) -> bool:
 
 
 def _at_arguments(subject: Subject) -> Tried:
-    variants = subject.other_arguments()
     fix = "let backward depend on the argument as forward does"
-    for trial in trials(subject, "arguments", variants):
+    found = trials(subject, "arguments", subject.other_arguments())
+    for trial in (*found, *trials(subject, "square arguments", _square_arguments(subject))):
         if trial.example.kind is Variant.NOTHING:  # a temperature of 0 is a limit
             finite = tuple(m for m in trial.mismatches if is_finite_number(m.got))
             trial = replace(trial, mismatches=finite, failure=None)
         if not _gives_none(subject, trial):
             yield [trial], fix
+
+
+def _square_arguments(subject: Subject) -> Iterator[Example]:
+    """Other arguments that forward takes at equal sizes alone, such as another dimension.
+
+    What is right for these sizes with the usual arguments is all that counts.
+    """
+    sizes = dict.fromkeys(symbols_of(subject.whole), EQUAL)
+    square = resized(subject.whole, sizes, f"every size as {EQUAL}", follow=False)
+    others = list(subject.other_arguments(square)) if len(sizes) > 1 else []
+    if not others or not _is_right(subject, square):
+        return
+    for other in others:
+        pairs = zip(other.args, square.args, subject.whole.args, strict=True)
+        args = tuple(usual if new is old else new for new, old, usual in pairs)
+        if not subject.accepts(replace(subject.whole, args=args)):
+            yield replace(other, label=f"{other.label}, {square.label}")
+
+
+def _is_right(subject: Subject, example: Example) -> bool:
+    """Whether forward and backward serve an example, and no gradient is wrong there."""
+    trial = trial_of(subject, example)
+    return trial is not None and not trial.failure and not trial.mismatches
 
 
 def _gives_none(subject: Subject, trial: TriedVariant) -> bool:
@@ -404,7 +431,7 @@ Gradients must be right for other values of the arguments beside the tensors.
 What it checks
     Each number halved, doubled, 0, one more and one less, or None where it may be left out,
     dimensions counted from either end, switches turned, `reduction` as mean, sum and none, masks
-    with zeros in them: what forward accepts.
+    with zeros in them: what forward accepts, at the sizes of the example or with all sizes equal.
 
 Why it matters
     An option is tried with one value. A mean divides by the length where it should divide by the

@@ -34,7 +34,6 @@ from pullback.check.subject.subject import CallError, Finding, Rule, Severity, S
 from pullback.check.subject.trials import is_new
 from pullback.check.watching.spy import spy_on
 from pullback.judge.example import Example, dtype_name
-from pullback.judge.run import run
 
 RULE = Rule("D508", "default-dtype", "dtype", Severity.FRAGILE, "quick")
 
@@ -74,7 +73,7 @@ def _dtypes(subject: Subject, example: Example) -> dict[str, torch.dtype]:
     spy = spy_on(subject.target)
     if spy is None:
         return {}
-    called = run(spy.target.call, example, subject.names, through_clone=subject.writes_inputs)
+    called = subject.run_other(spy.target.call, example)
     if any(called.outputs[k].dtype != torch.bfloat16 for k in called.live):
         return {}
     called.pull(subject.cotangents(called))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from pullback.check.findings.explaining import Cause
-from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.facts import Gradient
 from pullback.check.findings.registered import Registered
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.gradients import by_float64, of_number
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -25,7 +26,6 @@ from pullback.check.subject.subject import (
     Skip,
     Subject,
     each,
-    worst_of,
 )
 from pullback.check.subject.trials import is_new
 from pullback.function.isolation import seeded
@@ -78,13 +78,14 @@ def _coarse(subject: Subject, example: Example) -> Iterator[Finding]:
         if any(dtype in _holding(t) for t in (truth, *(run.outputs[i] for i in run.live))):
             continue
         if is_new(subject, NEEDLESS_ROUNDING, name):
-            index, have, want = worst_of(got, truth)
+            gap = gap_of(Gradient(name), got, truth)
             yield subject.finding(
                 NEEDLESS_ROUNDING,
                 example=example,
-                at=At(Gradient(name), index),
-                expected=want.then(f", with the digits of {dtype_name(got.dtype)}"),
-                got=have.then(f", and every entry could be written in {dtype}"),
+                **gap.facts(
+                    expected=f", with the digits of {dtype_name(got.dtype)}",
+                    got=f", and every entry could be written in {dtype}",
+                ),
                 detail=Coarse(dtype),
                 fix=f"compute in {dtype_name(got.dtype)} or finer, and round once at the end",
             )
@@ -194,13 +195,14 @@ def _rounded_beside(
             continue
         if not is_new(subject, MIXED_DTYPES, name):
             continue
-        index, have, expected = worst_of(got, want)
+        gap = gap_of(Gradient(name), got, want)
         yield subject.finding(
             MIXED_DTYPES,
             example=example,
-            at=At(Gradient(name), index),
-            expected=expected.then(", with the digits of float32"),
-            got=have.then(f", and every entry could be written in {dtype_name(dtype)}"),
+            **gap.facts(
+                expected=", with the digits of float32",
+                got=f", and every entry could be written in {dtype_name(dtype)}",
+            ),
             fix="compute in the widest dtype of the inputs, and cast each gradient once at the end",
         )
 

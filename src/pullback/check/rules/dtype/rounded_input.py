@@ -22,6 +22,7 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,56 +61,70 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield from _deaf(subject, _coarse(start), more)
 
 
-def _deaf(subject: Subject, start: Example, more: float) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """A call, the cotangents that it was pulled with, and its gradients."""
+
+    example: Example
+    run: Run
+    cotangents: Cotangents
+    grads: Grads
+
+
+def _pulled(subject: Subject, example: Example, cotangents: Cotangents | None) -> _Pulled | None:
+    """The gradients there, for cotangents that bfloat16 holds where none are given."""
     try:
-        run = subject.run(start)
-        cotangents = [_rounded(c) for c in subject.cotangents(run)]
-        before = run.pull(copies_of(cotangents))
+        run = subject.run(example)
+        given = cotangents or [
+            None if c is None else c.to(torch.bfloat16).to(c.dtype) for c in subject.cotangents(run)
+        ]
+        return _Pulled(example, run, given, run.pull(copies_of(given)))
     except CallError:
+        return None
+
+
+def _deaf(subject: Subject, start: Example, more: float) -> Iterator[Finding]:
+    usual = _pulled(subject, start, None)
+    if usual is None:
         return
+    run = usual.run
     if any(run.outputs[k].dtype != start.args[start.differentiable[0]].dtype for k in run.live):
         return
     for i in sorted(start.needs)[:MOST]:
         near = start.put(i, start.args[i] * (1 + more), start.label)
-        yield from _compared(subject, start, near, run, cotangents, cotangents, before, i)
-    larger = [None if c is None else c * (1 + more) for c in cotangents]
-    yield from _compared(subject, start, start, run, cotangents, larger, before, None)
+        yield from _compared(subject, usual, _pulled(subject, near, usual.cotangents), i)
+    larger = [None if c is None else c * (1 + more) for c in usual.cotangents]
+    yield from _compared(subject, usual, _pulled(subject, start, larger), None)
 
 
 def _compared(
-    subject: Subject,
-    start: Example,
-    near: Example,
-    run: Run,
-    cotangents: Cotangents,
-    larger: Cotangents,
-    before: Grads,
-    position: int | None,
+    subject: Subject, usual: _Pulled, moved: _Pulled | None, position: int | None
 ) -> Iterator[Finding]:
-    """The gradients that stay as they are to the last bit where PyTorch's own do not."""
-    try:
-        moved = subject.run(near)
-        after = moved.pull(copies_of(larger))
-    except CallError:
+    """The gradients that stay as they are to the last bit where PyTorch's own do not.
+
+    What was moved is the input at `position`, or the cotangents.
+    """
+    if moved is None:
         return
-    deaf = [n for n, g in before.items() if _is_same(g, after.get(n))]
+    run, before, start = usual.run, usual.grads, usual.example
+    deaf = [n for n, g in before.items() if _is_same(g, moved.grads.get(n))]
     is_heard = position is None or any(
-        not torch.equal(run.outputs[k], moved.outputs[k]) for k in run.live
+        not torch.equal(run.outputs[k], moved.run.outputs[k]) for k in run.live
     )
     if not deaf or not is_heard:
         return
     places = tuple(sorted(start.needs))
-    usual = subject.reference.gradients(start, cotangents, places) or {}
-    other = subject.reference.gradients(near, larger, places) or {}
+    own, other = (
+        subject.reference.gradients(one.example, one.cotangents, places) or {}
+        for one in (usual, moved)
+    )
     what = "the cotangent" if position is None else f"`{subject.names[position]}`"
     for i in places:
         name = subject.names[i]
         is_deaf = name in deaf and name not in subject.wrong_names
         # Where it is not this gradient (forward searches for its result), its digits tell nothing.
-        is_wrong = _is_near(before[name], usual.get(i)) and _mostly_differ(
-            usual.get(i), other.get(i)
-        )
-        if position is None and not usual:  # a gradient is linear in the cotangent, whatever it is
+        is_wrong = _is_near(before[name], own.get(i)) and _mostly_differ(own.get(i), other.get(i))
+        if position is None and not own:  # a gradient is linear in the cotangent, whatever it is
             is_wrong = _mostly_differ(before[name], torch.zeros_like(start.args[i]))
         if position is not None and is_deaf and own_argument(subject, subject.small, name):
             continue  # the caller gives the gradient
@@ -131,10 +146,6 @@ def _coarse(example: Example) -> Example:
         value = example.args[i]
         example = example.put(i, value.to(torch.bfloat16).to(value.dtype), example.label)
     return example
-
-
-def _rounded(cotangent: Tensor | None) -> Tensor | None:
-    return None if cotangent is None else cotangent.to(torch.bfloat16).to(cotangent.dtype)
 
 
 def _is_same(one: Tensor | None, two: Tensor | None) -> bool:

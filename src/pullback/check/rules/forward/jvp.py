@@ -8,22 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Input, Number
+from pullback.check.findings.facts import Input, Number
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.repro.orders import drawn_tangent, push_lines
 from pullback.check.subject.conditions import HAS_JVP, needs
 from pullback.check.subject.forward_mode import paired_sum, pushed, tangents_of
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.refusal import is_meant
-from pullback.check.subject.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    describe,
-    worst_of,
-)
+from pullback.check.subject.subject import Finding, Rule, Severity, Skip, Subject, describe
 from pullback.judge.tolerances import is_close
 
 WRONG_JVP = Rule("F001", "wrong-jvp", "forward", profile="quick")
@@ -184,14 +177,11 @@ def _compared(
             continue
         if is_close(have, right, 1000):
             continue
-        index, mine, expected = worst_of(have, right)
         return subject.finding(
             NONHOMOGENEOUS_JVP,
             example=subject.small,
-            at=At(f"tangent of output {i}", index, rest=f", for {of}"),
+            **gap_of(f"tangent of output {i}", have, right).facts(f", for {of}"),
             detail=of,
-            expected=expected,
-            got=mine,
             place=subject.target.place("jvp"),
             fix="return an expression that is linear in the tangents",
         )

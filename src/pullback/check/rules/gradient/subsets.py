@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from pullback.check.findings.explaining import ANYTHING, Cause
-from pullback.check.findings.facts import At, Gradient, Number, Output, Words, at_worst
+from pullback.check.findings.facts import Gradient, Output, at_worst
 from pullback.check.findings.registered import Registered
 from pullback.check.inputs.others import other_values
 from pullback.check.repro.gradients import against_slope, of_number
 from pullback.check.repro.modes import Mode, without_grad
 from pullback.check.subject.conditions import NOT_DRAWN, RUNS, needs
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -26,7 +27,6 @@ from pullback.check.subject.subject import (
     Skip,
     Subject,
     each,
-    worst_of,
 )
 from pullback.judge.example import can_differ, tensors_in
 from pullback.judge.run import Run, copies_of, of_span
@@ -189,13 +189,10 @@ def wrong_for_subset(subject: Subject) -> Iterator[Finding | Skip]:
                 if name in done or is_close(got, expected, 10):
                     continue
                 done.add(name)
-                index, have, want = _worst(got, expected)
                 yield subject.finding(
                     WRONG_FOR_SUBSET,
                     example=subject.base,
-                    at=At(Gradient(name), index, rest=f", when only {words} needs one"),
-                    expected=want,
-                    got=have,
+                    **gap_of(Gradient(name), got, expected).facts(f", when only {words} needs one"),
                     needed=needed,
                     fix="let needs_input_grad[i] decide about the gradient of argument i",
                 )
@@ -220,26 +217,14 @@ def _without_any(subject: Subject) -> Iterator[Finding]:
         zip(tensors_in(plain.result), tensors_in(usual.result), strict=False)
     ):
         if got.is_floating_point() and not is_close(got, expected, 10):
-            index, have, want = worst_of(got, expected)
             yield subject.finding(
                 WRONG_FOR_SUBSET,
                 example=subject.base,
-                at=At(Output(i), index, rest=", when no input requires grad"),
-                expected=want,
-                got=have,
+                **gap_of(Output(i), got, expected).facts(", when no input requires grad"),
                 detail=Mode.PLAIN,
                 fix="let forward compute the same whether or not a gradient is needed",
             )
             return
-
-
-def _worst(
-    got: Tensor | None, expected: Tensor | None
-) -> tuple[tuple[int, ...], Number | Words, Number | Words]:
-    """Where two gradients differ most, if both are there and of one shape."""
-    if got is not None and expected is not None and got.shape == expected.shape:
-        return worst_of(got, expected)
-    return (), Words("None" if got is None else "a gradient"), Words("a gradient")
 
 
 def _subsets(needs: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -73,8 +73,7 @@ def _with(subject: Subject, i: int) -> Subject:
     start = subject.small
     if i != len(start.args):
         return subject
-    longer = replace(start, args=(*start.args, None))
-    return Subject(subject.target, (longer,), profile=subject.profile)
+    return subject.other(replace(start, args=(*start.args, None)))
 
 
 def _variants(start: Example, i: int, name: str) -> Iterator[Example]:

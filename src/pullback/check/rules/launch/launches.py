@@ -14,6 +14,7 @@ from pullback.check.inputs.shapes import batches_of
 from pullback.check.kernels.choices import on_side_stream, seen, tuner_entry, with_warps
 from pullback.check.subject.conditions import DETERMINISTIC, KEEPS_INPUTS, RUNS, Condition, needs
 from pullback.check.subject.elsewhere import Results, difference, results_of
+from pullback.check.subject.gap import copied
 from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import mapped, tensors_in
 
@@ -46,13 +47,10 @@ def races(subject: Subject) -> Iterator[Finding | Skip]:
                 continue
         except CallError:
             continue
-        at, expected, got = found
         yield Finding.made(
             RACE,
             inputs=example.words(subject.names),
-            at=at,
-            expected=f"{expected}, as in another run with the same numbers, up to rounding",
-            got=got,
+            **found.facts(expected=", as in another run with the same numbers, up to rounding"),
             why="programs of a kernel write to one place, or read what another has yet to write: "
             "additions in another order differ in the last digits only",
             fix="let one program own each place, or add with `tl.atomic_add`",
@@ -71,13 +69,13 @@ def streams(subject: Subject) -> Iterator[Finding | Skip]:
     found = difference(_on_stream(subject), usual)
     if found is None:
         return
-    at, expected, got = found
     yield Finding.made(
         STREAM,
         inputs=example.words(subject.names),
-        at=at,
-        expected=f"{expected}, as on the default stream",
-        got=f"{got} on another one, which is busy making the inputs",
+        **found.facts(
+            expected=", as on the default stream",
+            got=" on another one, which is busy making the inputs",
+        ),
         why="it starts before its inputs are there: its kernels run on a stream of their own",
         fix="launch on torch.cuda.current_stream(), or let that wait for the other",
     )
@@ -109,7 +107,7 @@ def _on_stream(subject: Subject) -> Results:
             if wanted is not None and empty is not None:
                 copy(wanted, empty)
         grads = called.pull(given) if called.live else {}
-        grads = {n: None if g is None else g.clone() for n, g in grads.items()}
+        grads = copied(grads)
     torch.cuda.synchronize()
     return Results(outputs, grads)
 
@@ -133,13 +131,10 @@ def choices(subject: Subject) -> Iterator[Finding | Skip]:
         except CallError:
             continue
         if found is not None:
-            at, expected, got = found
             yield Finding.made(
                 TUNING,
                 inputs=example.words(subject.names),
-                at=at,
-                expected=f"{expected}, as with what was chosen",
-                got=f"{got} with {words}",
+                **found.facts(expected=", as with what was chosen", got=f" with {words}"),
                 why="what the kernel computes depends on how the work is cut into pieces",
                 fix="mask the ends of blocks, and let programs share nothing they do not own",
             )
@@ -158,7 +153,7 @@ def _ways(subject: Subject, entries: int, warps: set[int]) -> Iterator[Way]:
 
 
 def _kept(results: Results) -> Results:
-    grads = {name: None if g is None else g.detach().clone() for name, g in results.grads.items()}
+    grads = copied(results.grads)
     return Results(results.outputs, grads)
 
 

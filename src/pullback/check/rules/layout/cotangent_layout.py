@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient
+from pullback.check.findings.facts import Gradient
 from pullback.check.inputs.layouts import (
     CONJUGATE,
     LAYOUTS,
@@ -40,6 +39,7 @@ from pullback.check.inputs.layouts import (
 )
 from pullback.check.repro.context import ReproContext, compared, laid_code, text_of
 from pullback.check.repro.modes import raises
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -48,7 +48,6 @@ from pullback.check.subject.subject import (
     Skip,
     Subject,
     each,
-    worst_of,
 )
 from pullback.judge.run import copies_of
 from pullback.judge.tolerances import is_close
@@ -145,7 +144,9 @@ def _compared(
             RULE,
             inputs=inputs,
             detail=Laid(label),
-            **_facts(name, got, want[name], label),
+            **gap_of(Gradient(name), got, want[name]).facts(
+                expected=", as for the dense cotangent", got=f", for the cotangent {label}"
+            ),
             fix="read the cotangent by its own strides and offset, or take `grad.contiguous()` "
             "(for a conjugate or negative view: `resolve_conj()`, `resolve_neg()`) first",
         )
@@ -154,21 +155,6 @@ def _compared(
 def _is_foreign(label: str, failure: BackwardFailedError) -> bool:
     """Whether a lazy bit was refused that other libraries do not know, or that nobody meets."""
     return is_lazy(label) and (label != CONJUGATE or "numpy" in str(failure.error))
-
-
-def _facts(name: str, got: Tensor | None, want: Tensor | None, label: str) -> dict[str, Any]:
-    if got is None or want is None or got.shape != want.shape:
-        return {
-            "at": At(Gradient(name)),
-            "expected": "None" if want is None else f"a gradient of shape {list(want.shape)}",
-            "got": "None" if got is None else f"a gradient of shape {list(got.shape)}",
-        }
-    index, have, expected = worst_of(got, want)
-    return {
-        "at": At(Gradient(name), index),
-        "expected": expected.then(", as for the dense cotangent"),
-        "got": have.then(f", for the cotangent {label}"),
-    }
 
 
 # ---- repros ----

@@ -31,10 +31,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.findings.facts import At, Gradient, Output
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.inputs.layouts import FILL, LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.repro.gradients import gradient_lines
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -44,13 +45,13 @@ from pullback.check.subject.subject import (
     Skip,
     Subject,
     each,
-    worst_of,
 )
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.run import Raised, Run
+from pullback.judge.run import Raised
 from pullback.judge.tolerances import is_close
 
+FIX = "read the input by its own strides and offset, or take `.contiguous()` first"
 RULE = Rule("Y402", "input-layout", "layout", profile="quick")
 
 Value = Output | Gradient  # what a call gives, by which its results are known
@@ -161,7 +162,9 @@ def _compared(
         if not _persists(subject, variant, plain, key):
             continue
         reported.add(key)
-        yield subject.finding(RULE, example=variant, **_facts(key, got, expected, who))
+        gap = gap_of(key, got, expected)
+        facts = gap.facts(expected=", as for dense inputs", got=f", with {who}")
+        yield subject.finding(RULE, example=variant, **facts, fix=FIX)
 
 
 class Raising(TorchFunctionMode):
@@ -225,16 +228,14 @@ def _result(subject: Subject, example: Example) -> CallResult:
         run = subject.run(example)
     except ForwardRefusedError as refusal:
         return CallResult({}, refusal=refusal.raised)
-    values = _outputs(run)
+    values: dict[Value, Tensor | None] = {
+        Output(i): output.detach().clone() for i, output in enumerate(run.outputs)
+    }
     try:
         grads = run.pull([None if c is None else dense(c) for c in subject.cotangents(run)])
     except BackwardFailedError as failure:
         return CallResult(values, failure=failure.raised)
     return CallResult(values | {Gradient(name): grad for name, grad in grads.items()})
-
-
-def _outputs(run: Run) -> dict[Value, Tensor | None]:
-    return {Output(i): output.detach().clone() for i, output in enumerate(run.outputs)}
 
 
 def _is_random(subject: Subject) -> bool:
@@ -257,24 +258,6 @@ def _is_random(subject: Subject) -> bool:
 def _same_outputs(have: CallResult, want: CallResult) -> bool:
     keys = [key for key in have.values if isinstance(key, Output)]
     return all(is_close(have.values[key], want.values.get(key)) for key in keys)
-
-
-def _facts(key: Value, got: Tensor | None, want: Tensor | None, who: str) -> dict[str, Any]:
-    fix = "read the input by its own strides and offset, or take `.contiguous()` first"
-    if got is None or want is None or got.shape != want.shape:
-        return {
-            "at": At(key),
-            "expected": "None" if want is None else f"shape {list(want.shape)}",
-            "got": "None" if got is None else f"shape {list(got.shape)}",
-            "fix": fix,
-        }
-    index, have, expected = worst_of(got, want)
-    return {
-        "at": At(key, index),
-        "expected": expected.then(", as for dense inputs"),
-        "got": have.then(f", with {who}"),
-        "fix": fix,
-    }
 
 
 def _compared_with_dense(context: ReproContext) -> str:

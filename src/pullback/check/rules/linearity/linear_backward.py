@@ -13,15 +13,9 @@ from pullback.check.findings.facts import At, Gradient, Number
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.context import Form, Repro, ReproContext, text_of
 from pullback.check.subject.conditions import RUNS, STEADY, needs
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.own import own_argument
-from pullback.check.subject.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    worst_of,
-)
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.judge.example import wide_of
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import Run, copies_of
@@ -69,13 +63,12 @@ def nonlinear_backward(subject: Subject) -> Iterator[Finding | Skip]:
                 continue
             done.add(name)
             subject.reported.add((NONLINEAR_BACKWARD.group, name))
-            index, have, want = worst_of(got, 2 * one - 3 * two)
             yield subject.finding(
                 NONLINEAR_BACKWARD,
                 example=subject.base,
-                at=At(Gradient(name), index),
-                expected=want.then(", from 2 backward(u) - 3 backward(v)"),
-                got=have.then(", from backward(2u - 3v)"),
+                **gap_of(Gradient(name), got, 2 * one - 3 * two).facts(
+                    expected=", from 2 backward(u) - 3 backward(v)", got=", from backward(2u - 3v)"
+                ),
                 fix="let each gradient be a product with the cotangent, with nothing that bends it",
             )
 
@@ -214,13 +207,14 @@ def scaled_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
             if _is_same(back, one):
                 continue
             done.add(name)
-            index, have, want = worst_of(back, one)
             yield subject.finding(
                 SCALED_COTANGENT,
                 example=subject.base,
-                at=At(Gradient(name), index, rest=f", for cotangents of size {size:g}"),
-                expected=want.then(f" times {size:g}"),
-                got=have.then(f" times {size:g}"),
+                **gap_of(Gradient(name), back, one).facts(
+                    f", for cotangents of size {size:g}",
+                    expected=f" times {size:g}",
+                    got=f" times {size:g}",
+                ),
                 detail=Size(size),
                 fix="let each gradient be a product with the cotangent, whatever its size",
             )
@@ -239,7 +233,7 @@ def _sizes(subject: Subject, run: Run) -> list[float]:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two gradients are the same but for coarse rounding, where both can be told."""
+    """Whether two gradients are the same but for coarse rounding, where both are known."""
     b = b.detach().to(a.dtype)
     is_known = torch.isfinite(b.abs()) & ((a.abs() < 1e290) | torch.isnan(a.abs()))
     scale = float(b[is_known].abs().max()) if bool(is_known.any()) else 0.0

@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.check.findings.explaining import REPEATING, Cause, Sign
-from pullback.check.findings.facts import At, Gradient
 from pullback.check.repro.calls import second_backward
 from pullback.check.subject.conditions import KEEPS_MEMORY, RUNS, needs
+from pullback.check.subject.gap import copied, gaps
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -35,7 +35,6 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    differing,
 )
 
 RULE = Rule("B852", "backward-twice", "memory", Severity.FRAGILE, "quick")
@@ -49,7 +48,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     run = subject.run()
     first = run.pull(subject.cotangents(run), retain_graph=True)
-    before = {name: None if g is None else g.detach().clone() for name, g in first.items()}
+    before = copied(first)
     try:
         second = run.pull(subject.cotangents(run))
     except BackwardFailedError as failure:
@@ -69,13 +68,11 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 def _differs(
     subject: Subject, first: dict[str, Tensor | None], second: dict[str, Tensor | None]
 ) -> Iterator[Finding]:
-    for name, index, have, want in differing(second, first):
+    for gap in gaps(second, first):
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=At(Gradient(name), index, rest=", in the second backward over one graph"),
-            expected=want.then(", as in the first"),
-            got=have,
+            **gap.facts(", in the second backward over one graph", expected=", as in the first"),
             fix="let backward change nothing on ctx, and nothing that it will read again",
             severity=Severity.WRONG,
         )

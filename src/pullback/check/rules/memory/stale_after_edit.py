@@ -26,18 +26,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.findings.facts import At, Gradient, Input, Output
+from pullback.check.findings.facts import Input, Output
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.subject.conditions import KEEPS_INPUTS, RUNS, STEADY, needs
-from pullback.check.subject.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    differing,
-)
+from pullback.check.subject.gap import gaps
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.judge.run import Run
 
 RULE = Rule("B851", "stale-after-edit", "memory", profile="quick")
@@ -66,14 +60,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             grads = run.pull(cotangents)
         except BackwardFailedError:
             continue
-        for name, index, have, want in differing(grads, usual):
+        for gap in gaps(grads, usual):
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=At(Gradient(name), index, rest=f", after {what} was changed in place"),
+                **gap.facts(f", after {what} was changed in place", expected=", or an error"),
                 detail=Edited(what),
-                expected=want.then(", or an error"),
-                got=have,
                 why="what backward reads is not watched for changes",
                 fix="keep it with ctx.save_for_backward, not on a ctx attribute or through .data",
             )

@@ -1,18 +1,20 @@
 """What is saved should be read.
 
 What it checks
-    Which of the saved tensors backward touches at all, even if only their shape, with every input
-    requiring grad and every output used, in a first and a second derivative. One that it does not
-    touch gets other numbers: only if no gradient changes, of first or second order, it is reported.
+    Which of the saved tensors backward touches at all, and which it asks for more than their shape
+    and type, with every input requiring grad and every output used, in a first and a second
+    derivative. The others get other numbers: only if no gradient changes, of first or second order,
+    they are reported.
 
 Why it matters
     Activations are most of the memory of a training step.
 
 Fails
-    ctx.save_for_backward(x, y)    # and backward uses y only
+    ctx.save_for_backward(x, y)    # and backward uses y, and x.shape
 
 Passes
     ctx.save_for_backward(y)
+    ctx.shape = x.shape
 
 Cannot see
     Saved tensors that are read but could be recomputed cheaply, and single numbers. An input that
@@ -44,7 +46,7 @@ from pullback.check.subject.subject import (
 from pullback.check.watching.saving import saving
 from pullback.check.watching.spy import spy_on
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.run import cotangent_of, run
+from pullback.judge.run import cotangent_of
 
 RULE = Rule("B854", "unread-saved", "memory", Severity.WASTEFUL, "quick")
 
@@ -58,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     for example in (subject.base.need(frozenset(subject.base.differentiable)), subject.base):
         try:
-            kept, unread = _unread(subject, example)
+            kept, unread, asked = _unread(subject, example)
             break
         except CallError:
             continue
@@ -73,9 +75,11 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             example=example,
             at=f"saved tensor {i}, of shape {list(tensor.shape)}",
             expected="to be read by backward",
-            got=f"{tensor.numel() * tensor.element_size()} bytes kept, and never touched",
+            got=f"{tensor.numel() * tensor.element_size()} bytes kept, and "
+            f"{'asked only for its shape or type' if i in asked else 'never touched'}",
             remedy=str(i),
-            fix=f"leave tensor {i} out of ctx.save_for_backward",
+            fix=f"leave tensor {i} out of ctx.save_for_backward"
+            + (", and keep its shape or type on ctx" if i in asked else ""),
         )
 
 
@@ -120,53 +124,74 @@ class Kept:
         return tensor
 
 
+# What a tensor is asked for without a look at its numbers.
+SHAPES = frozenset(
+    (
+        *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim")),
+        *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "__len__", "type")),
+        *(getattr(torch.Tensor, f"new_{name}") for name in ("zeros", "ones", "empty", "full")),
+        *(getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "full")),
+    )
+)
+# And those that ask it of their second argument alone.
+SECOND = frozenset(
+    getattr(torch.Tensor, name) for name in ("expand_as", "view_as", "reshape_as", "type_as")
+)
+
+
 class Uses(TorchFunctionMode):
-    """Notes the memory of every tensor that is used in any way, even if only its shape."""
+    """Notes where the tensors lie whose numbers may be read, and those asked for anything."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.addresses: set[int] = set()
+        self.read: set[int] = set()
+        self.asked: set[int] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Note the tensors among the arguments, and go on."""
-        for tensor in tensors_in([list(args), kwargs or {}]):
-            self.note(tensor)
+        read = args[:1] if func in SECOND else () if func in SHAPES else (args, kwargs or {})
+        self.read |= _addresses(read)
+        self.asked |= _addresses((args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def note(self, tensor: Tensor) -> None:
-        """Note the memory of one tensor."""
-        if tensor.layout == torch.strided:
-            self.addresses.add(tensor.untyped_storage().data_ptr())
+
+def _addresses(value: Any) -> set[int]:
+    """Where the memory of the tensors among some arguments lies."""
+    tensors = (tensor for tensor in tensors_in([value]) if tensor.layout == torch.strided)
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _unread(subject: Subject, example: Example) -> tuple[Kept, list[int]]:
-    """The saved tensors of a run, and the numbers of those that no backward reads."""
-    kept, usual, unread = _touched(subject, example, create_graph=False)
+def _unread(subject: Subject, example: Example) -> tuple[Kept, list[int], set[int]]:
+    """The saved tensors of a run, the numbers of those that no backward reads, of those asked."""
+    kept, usual, unread, asked = _used(subject, example, create_graph=False)
     if unread:
         with suppress(BackwardFailedError):  # no second derivative: nothing is kept for one
-            unread &= _touched(subject, example, create_graph=True)[2]
-    return kept, [i for i in sorted(unread) if _makes_no_difference(subject, example, i, usual)]
+            _, _, again, more = _used(subject, example, create_graph=True)
+            unread, asked = unread & again, asked | more
+    if subject.wrong_names:  # a right gradient could read what this one only asks for its shape
+        unread -= asked
+    left = [i for i in sorted(unread) if _makes_no_difference(subject, example, i, usual)]
+    return kept, left, asked
 
 
-def _touched(
+def _used(
     subject: Subject, example: Example, *, create_graph: bool
-) -> tuple[Kept, dict[str, Tensor | None], set[int]]:
-    """The saved tensors and the gradients of one run, and which of the tensors stay untouched."""
+) -> tuple[Kept, dict[str, Tensor | None], set[int], set[int]]:
+    """The saved tensors and the gradients of one run; which of them are not read, which asked."""
     kept, uses = Kept(), Uses()
     spy = spy_on(subject.target, lambda: uses)
     if spy is None:
         raise BackwardFailedError(NotImplementedError("there is no backward to watch"))
     with saving(subject.target, kept.pack, kept.unpack):
-        called = run(spy.target.call, example, subject.names, through_clone=subject.writes_inputs)
+        called = subject.run_other(spy.target.call, example)
     grads = called.pull(subject.cotangents(called), create_graph=create_graph)
-    for gradient in grads.values():
-        if gradient is not None:
-            uses.note(gradient)
-    read = {i for i, t in kept.given if t.untyped_storage().data_ptr() in uses.addresses}
+    uses.read |= _addresses(list(grads.values()))
+    places = [(i, tensor.untyped_storage().data_ptr()) for i, tensor in kept.given]
+    read, asked = ({i for i, place in places if place in a} for a in (uses.read, uses.asked))
     large = {i for i, t in enumerate(kept.tensors) if t.numel() > 1 and t.layout == torch.strided}
-    return kept, grads, large - read
+    return kept, grads, large - read, asked
 
 
 def _makes_no_difference(

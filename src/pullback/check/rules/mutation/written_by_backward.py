@@ -11,18 +11,12 @@ import torch
 from torch import Tensor
 
 from pullback.check.findings.explaining import ANYTHING, COMPARING, REPEATING, SHARED, Cause, Sign
-from pullback.check.findings.facts import At, Cotangent, Gradient, Input, Output, Thing
+from pullback.check.findings.facts import At, Cotangent, Input, Output, Thing
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import begun, changed_by_backward
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.subject.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    differing,
-)
+from pullback.check.subject.gap import copied, gaps
+from pullback.check.subject.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.check.watching.snapshot import Snapshot, share_memory
 from pullback.judge.example import tensors_in
 from pullback.judge.run import Run
@@ -124,18 +118,16 @@ def _differs(
     subject: Subject, run: Run, first: dict[str, Tensor | None], why: str
 ) -> Iterator[Finding]:
     """One finding per gradient that a second backward gives otherwise."""
-    before = {name: None if g is None else g.detach().clone() for name, g in first.items()}
+    before = copied(first)
     try:
         second = run.pull(subject.cotangents(run, 4))
     except BackwardFailedError:
         return  # `backward-twice` tells of this
-    for name, index, have, want in differing(second, before):
+    for gap in gaps(second, before):
         yield subject.finding(
             MUTATED_SAVED,
             example=subject.base,
-            at=At(Gradient(name), index, rest=", in a second backward over the same graph"),
-            expected=want.then(", as in the first"),
-            got=have,
+            **gap.facts(", in a second backward over the same graph", expected=", as in the first"),
             detail=Sign.AGAIN,
             why=why,
             fix="let backward leave what was saved as it is",

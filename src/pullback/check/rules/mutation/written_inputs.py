@@ -138,7 +138,7 @@ def _negated(example: Example) -> Example:
 
 
 def _marked_in_vain(subject: Subject, example: Example) -> frozenset[int] | None:
-    """The marked inputs that one call leaves as they are; None where it cannot be told."""
+    """The marked inputs that one call leaves as they are; None where it is not known."""
     marking = marking_of(subject.target)
     if marking is None:
         return None

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At, Gradient, Number, Output, Thing
+from pullback.check.findings.facts import Gradient, Number, Output, Thing
 from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
@@ -38,7 +38,8 @@ from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.subject.conditions import RUNS, needs
 from pullback.check.subject.draws import draws_in_backward
 from pullback.check.subject.elsewhere import difference, results_of
-from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each, worst_of
+from pullback.check.subject.gap import gap_of
+from pullback.check.subject.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.check.subject.trials import failed
 from pullback.check.watching.dispatch import Fill, poisoned
 from pullback.judge.example import Example, can_differ
@@ -73,13 +74,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             got = now.get(thing)
             if got is None or got.shape != expected.shape or _same(got, expected):
                 continue
-            index, have, want = worst_of(got, expected)
+            gap = gap_of(thing, got, expected)
             yield subject.finding(
                 RULE,
                 example=example,
-                at=At(thing, index, rest=", with fresh memory filled with NaN"),
+                at=gap.at.then(", with fresh memory filled with NaN"),
                 expected="one number, whatever fresh memory holds",
-                got=have.then(f" where it holds NaN, {want} where it holds ones"),
+                got=gap.got.then(f" where it holds NaN, {gap.expected} where it holds ones"),
                 why="an entry of a tensor made by `empty` is read or returned, but never written",
                 fix="make the tensor with `zeros`, or write every entry of it",
             )

@@ -30,8 +30,9 @@ from torch import Tensor
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.orders import weights_of
 from pullback.check.subject.forward_mode import paired_sum
-from pullback.check.subject.second_order import second_order, weighted_sum
+from pullback.check.subject.second_order import second_order
 from pullback.check.subject.subject import Finding, Rule, Skip, Subject, describe
+from pullback.check.subject.twice import weighted_sum
 from pullback.judge.run import Run, cotangent_of
 
 RULE = Rule(

@@ -21,7 +21,6 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from pullback.check.findings.facts import At, Both
@@ -45,10 +44,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if one.shape != two.shape or one.dtype != two.dtype:
             continue
         call = _in_both(subject.target.call, i, j)
-        target = replace(subject.target, thing=call, call=call, function=None)
         example = Example(start.args, frozenset({i}), f"one tensor in slots {i} and {j}")
-        both = Subject(target, (example,), profile=subject.profile)
-        both.names = subject.names
+        both = subject.other(example, call)
         try:
             wrong = both.judge(example)
         except CallError:

@@ -25,9 +25,10 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.check.findings.explaining import Cause
-from pullback.check.findings.facts import At, Both, Input, Number, Words
+from pullback.check.findings.facts import At, Both, Input
 from pullback.check.inputs.arguments import doubled
 from pullback.check.repro.context import COMPARED, ReproContext, text_of
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -38,7 +39,6 @@ from pullback.check.subject.subject import (
     Skip,
     Subject,
     each,
-    worst_of,
 )
 from pullback.judge.example import Example
 from pullback.judge.run import Raised
@@ -73,17 +73,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             continue
         if is_close(got, want):
             continue
-        index: tuple[int, ...] = ()
-        have: Number | Words = Words("None" if got is None else "a gradient")
-        expected: Number | Words = Words("another one")
-        if got is not None and want is not None and got.shape == want.shape:
-            index, have, expected = worst_of(got, want)
         yield subject.finding(
             RULE,
             example=same,
-            at=at.then(f", at {list(index)}"),
-            expected=expected.then(", the sum over both slots"),
-            got=have,
+            **gap_of(at.thing, got, want).facts(expected=", the sum over both slots"),
             fix=FIX,
         )
 

@@ -6,7 +6,6 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from pullback.capture.trees import map_leaves
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At, Gradient
 from pullback.check.findings.registered import Registered
 from pullback.check.repro.calls import begun
 from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.subject.conditions import DETERMINISTIC, RUNS, needs
 from pullback.check.subject.draws import draws
+from pullback.check.subject.gap import copied, gaps
 from pullback.check.subject.subject import (
     BackwardFailedError,
     CallError,
@@ -30,7 +29,6 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    differing,
     each,
 )
 from pullback.function.isolation import RandomState
@@ -89,8 +87,7 @@ def _settings(subject: Subject) -> Iterator[Subject]:
     if subject.fails_at_base or draws(subject):
         return
     for example in each(subject.other_arguments(), subject):
-        other = Subject(subject.target, (example,), profile=subject.profile)
-        other.names = subject.names
+        other = subject.other(example)
         try:
             is_drawing = draws(other)
         except Exception:  # whatever forward raises where it refuses that argument
@@ -110,7 +107,7 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     moved = [which for which, state in _states().items() if state != before[which]]
     if not moved:
         return
-    kept = {n: None if g is None else g.detach().clone() for n, g in first.items()}
+    kept = copied(first)
     is_meant = False
     for seed in SEEDS:
         random_state.seed(seed)
@@ -118,16 +115,16 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
             again = run.pull(_uneven(subject, run), retain_graph=True)
         except BackwardFailedError:
             break
-        for name, index, have, want in differing(again, kept):
-            if subject.target.intent.is_surrogate(name):
+        for gap in gaps(again, kept):
+            if subject.target.intent.is_surrogate(gap.name):
                 is_meant = True
                 continue
             yield subject.finding(
                 RANDOM_IN_BACKWARD,
                 example=subject.base,
-                at=At(Gradient(name), index, rest=", with another state of the generator"),
-                expected=want.then(", as with the first state"),
-                got=have,
+                **gap.facts(
+                    ", with another state of the generator", expected=", as with the first state"
+                ),
                 fix=FIX,
             )
             return
@@ -212,9 +209,7 @@ def _states_after(
     subject: Subject, random_state: RandomState, seed: int, later: int
 ) -> tuple[dict[Generator, Any], dict[Generator, Any]]:
     """The states of the generators after forward, and after backward."""
-    args = subject.small.fresh()
-    if subject.writes_inputs:
-        args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+    args = subject.arguments(subject.small)
     random_state.seed(seed)
     try:
         result = subject.target.call(*args)
@@ -234,10 +229,7 @@ def replay_from_seed(subject: Subject) -> Iterator[Finding | Skip]:
     if not draws(subject):
         yield from _run_again(subject)
         return
-    call = _after_others(subject.target.call)
-    target = replace(subject.target, thing=call, call=call, function=None)
-    later = Subject(target, (subject.small,), profile=subject.profile)
-    later.names = subject.names
+    later = subject.other(subject.small, _after_others(subject.target.call))
     try:
         wrong = later.judge(subject.small)
     except CallError:

@@ -22,18 +22,18 @@ Cannot see
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At, Gradient, Number, Output, Thing, Words
+from pullback.check.findings.facts import At, Gradient, Output, Thing, Words
 from pullback.check.inputs.others import other_values
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
+from pullback.check.subject.draws import foreign_states
+from pullback.check.subject.gap import copied, gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -41,11 +41,12 @@ from pullback.check.subject.subject import (
     Severity,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.judge.example import can_differ
-from pullback.judge.run import Raised, Run
+from pullback.judge.run import Run
 from pullback.judge.tolerances import is_close
+
+LATER, FIRST = ", in a later call with the same arguments", ", as in the first call"
 
 RULE = Rule("T903", "result-depends-on-history", "state", profile="quick")
 
@@ -54,12 +55,12 @@ REPEATS = 6
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    before = _foreign_states()
+    before = foreign_states()
     usual = subject.run()
-    draws = _foreign_states() != before
+    draws = foreign_states() != before
     outputs = _held(usual)
     try:
-        first = _copied(usual.pull(subject.cotangents(usual)))
+        first = copied(usual.pull(subject.cotangents(usual)))
     except BackwardFailedError as failure:
         yield Skip.refused(RULE, "backward fails", failure.raised)
         return
@@ -72,13 +73,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             now = run.pull(subject.cotangents(run))
         except BackwardFailedError as failure:
-            yield _finding(subject, At("backward"), Words("gradients"), failure.raised, draws)
+            raises = {"expected": Words("gradients", FIRST), "got": failure.raised}
+            yield _finding(subject, {"at": At("backward", rest=LATER), **raises}, draws)
             return
         for thing, got, expected in _pairs(held, outputs, now, first):
             if _is_same(subject, got, expected):
                 continue
-            index, have, want = worst_of(got, expected)
-            yield _finding(subject, At(thing, index), want, have, draws)
+            yield _finding(
+                subject, gap_of(thing, got, expected).facts(LATER, expected=FIRST), draws
+            )
             return
     yield from _since_first(subject, draws)
 
@@ -91,18 +94,14 @@ def _since_first(subject: Subject, draws: bool) -> Iterator[Finding]:
         return
     for thing, got, expected in _pairs([], [], now, subject.first_gradients):
         if not _is_same(subject, got, expected, 1):
-            index, have, want = worst_of(got, expected)
-            yield _finding(subject, At(thing, index), want, have, draws)
+            yield _finding(
+                subject, gap_of(thing, got, expected).facts(LATER, expected=FIRST), draws
+            )
             return
 
 
-def _finding(
-    subject: Subject, at: At, want: Number | Words, have: Number | Raised, draws: bool
-) -> Finding:
-    facts: dict[str, Any] = {
-        "at": at.then(", in a later call with the same arguments"),
-        "expected": want.then(", as in the first call"),
-        "got": have,
+def _finding(subject: Subject, facts: dict[str, Any], draws: bool) -> Finding:
+    facts |= {
         "fix": "let the result depend on the arguments alone; pass what changes as one of them",
     }
     if draws:
@@ -140,19 +139,6 @@ def _is_same(subject: Subject, got: Tensor, expected: Tensor, factor: float = 10
 def _held(run: Run) -> list[Tensor]:
     """What the outputs hold, before backward may write into them."""
     return [output.detach().clone() for output in run.outputs]
-
-
-def _copied(grads: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
-
-
-def _foreign_states() -> tuple[Any, ...]:
-    """The state of Python's and NumPy's generators."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
-        return (random.getstate(),)
-    state = numpy.random.get_state()
-    return random.getstate(), state[1].tobytes(), state[2]
 
 
 def _again(context: ReproContext) -> Repro | str:

@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from pullback.check.findings.explaining import COMPARING, Cause
-from pullback.check.findings.facts import At, Output
+from pullback.check.findings.facts import Output
 from pullback.check.inputs.others import other_values
 from pullback.check.repro.context import Repro, ReproContext, context_at, rounded, text_of
 from pullback.check.repro.gradients import of_number
+from pullback.check.subject.gap import gap_of
 from pullback.check.subject.subject import (
     CallError,
     Finding,
@@ -41,9 +42,7 @@ from pullback.check.subject.subject import (
     Rule,
     Skip,
     Subject,
-    worst_of,
 )
-from pullback.check.watching.leftovers import leftovers_of, with_leftovers
 from pullback.judge.example import Example, can_differ, exact_copy
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
@@ -66,7 +65,7 @@ def _gradients(subject: Subject) -> Iterator[Finding]:
         wrong = [m for m in _judged(subject, example) or () if m.name not in subject.wrong_names]
         if not wrong:
             continue
-        with with_leftovers(subject.target, leftovers_of(subject.target).emptied()):
+        with subject.with_leftovers(subject.leftovers().emptied()):
             after = _judged(subject, example)
         if after is None:
             return
@@ -94,9 +93,9 @@ def _outputs(subject: Subject) -> Iterator[Finding]:
         (base, other_values(base), "other values"),
         (single, base, "the same values in float32"),
     ):
-        with with_leftovers(subject.target, before):
+        with subject.with_leftovers(before):
             alone = _held(subject, example)
-        with with_leftovers(subject.target, before):
+        with subject.with_leftovers(before):
             _held(subject, earlier)
             after = _held(subject, example)
         found = _other(subject, example, after, alone, f"after a call with {words}")
@@ -133,13 +132,12 @@ def _other(
     """A finding for the first output that is not what it is without the calls before it."""
     for i, (two, one) in enumerate(zip(after, alone, strict=False)):
         if can_differ(one) and one.shape == two.shape and not is_close(two, one):
-            index, have, want = worst_of(two, one)
             return subject.finding(
                 RULE,
                 example=example,
-                at=At(Output(i), index, rest=f", {when}"),
-                expected=want.then(", as without an earlier call"),
-                got=have,
+                **gap_of(Output(i), two, one).facts(
+                    f", {when}", expected=", as without an earlier call"
+                ),
                 why="what an earlier call left is used in this one",
                 fix="keep nothing from call to call that its key, or a tensor's version, misses",
             )

@@ -1,9 +1,9 @@
 """Calls must not disturb one another.
 
 What it checks
-    Two calls with different inputs are made before either backward runs; the backwards run in both
-    orders, after a third forward, also one with another shape. The gradients are those of a single
-    call.
+    Two calls with different inputs, and different random numbers, are made before either backward
+    runs; the backwards run in both orders, after a third forward, also one with another shape. The
+    gradients are those of a single call.
 
 Why it matters
     State on the class, in a module or in a global is overwritten by the next forward: the first
@@ -22,17 +22,19 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from torch import Tensor
 
 from pullback.check.findings.explaining import ANYTHING, REPEATING, Cause
-from pullback.check.findings.facts import At, Gradient, Number, Words, shapes
+from pullback.check.findings.facts import Gradient
 from pullback.check.inputs.others import other_values
 from pullback.check.inputs.shapes import sizes_of
 from pullback.check.repro.context import ReproContext, compared, context_at, rounded, text_of
 from pullback.check.repro.trying import fails
 from pullback.check.subject.conditions import RUNS, needs
+from pullback.check.subject.gap import Gap, gap_of
 from pullback.check.subject.subject import (
     BackwardFailedError,
     Finding,
@@ -40,7 +42,6 @@ from pullback.check.subject.subject import (
     Rule,
     Skip,
     Subject,
-    worst_of,
 )
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ
@@ -61,6 +62,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     one, two = subject.base, other_values(subject.base)
     if not subject.accepts(two):
         two = one
+    two = replace(two, seed=one.seed + 1)  # what a call draws belongs to it alone, too
     last = next((e for e in islice(sizes_of(two), 4) if subject.accepts(e)), two)
     try:
         alone = [_alone(subject, example, draw) for draw, example in enumerate((one, two))]
@@ -88,9 +90,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             return
         found = _first_difference(grads, alone)
         if found is not None:
-            at, expected, got = found
-            at = at.then(", with another call between forward and backward")
-            yield subject.finding(RULE, example=one, at=at, expected=expected, got=got, fix=FIX)
+            between = ", with another call between forward and backward"
+            facts = found.facts(between, expected=", as in a single call")
+            yield subject.finding(RULE, example=one, **facts, fix=FIX)
             return
 
 
@@ -117,20 +119,14 @@ def _pulled(subject: Subject, run: Run, draw: int) -> dict[str, Tensor | None]:
 
 def _first_difference(
     grads: dict[int, dict[str, Tensor | None]], alone: list[dict[str, Tensor | None]]
-) -> tuple[At, Number | Words, Number | Words] | None:
-    """Where a gradient is not that of a single call, what it must be, and what it is."""
+) -> Gap | None:
+    """Where a gradient is not that of a single call."""
     for i, found in grads.items():
         for name, got in found.items():
             expected = alone[i][name]
             if is_close(got, expected, 100):
                 continue
-            if got is None or expected is None:
-                one, two = (Words("None" if g is None else "a gradient") for g in (expected, got))
-                return At(Gradient(name)), one, two
-            if got.shape != expected.shape:
-                return At(Gradient(name)), *shapes(expected, got)
-            index, have, want = worst_of(got, expected)
-            return At(Gradient(name), index), want.then(", as in a single call"), have
+            return gap_of(Gradient(name), got, expected)
     return None
 
 

@@ -1,0 +1,1 @@
+"""Lowering: graphs by PyTorch's Inductor, and what it writes, read again."""

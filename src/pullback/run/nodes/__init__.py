@@ -1,0 +1,1 @@
+"""Nodes: how a recipe becomes one autograd node, compiled or as text, and is compared."""
