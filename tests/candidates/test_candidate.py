@@ -50,11 +50,26 @@ def test_changed_inputs_are_seen(loaded):
     assert said(loaded(lambda x: x.mul_(2)))["changed"] == [0]
 
 
-def test_subclasses_are_seen(loaded):
+def test_a_class_of_its_own_is_nothing_to_say(loaded):
     class Own(torch.Tensor):
         pass
 
-    assert "Own" in said(loaded(lambda x: x.sin().as_subclass(Own)))["lazy"]
+    assert said(loaded(lambda x: x.sin().as_subclass(Own)))["lazy"] == ""
+
+
+def test_what_is_computed_when_it_is_asked_for_comes_too_late(loaded):
+    def late(x):
+        out = torch.zeros_like(x)
+        out.detach = lambda: out.copy_(x)
+        return out
+
+    here = loaded(late)
+
+    assert "`detach`" in said(here)["lazy"]
+    assert not torch.load(here.path, weights_only=True)[0].any()
+    here.prepare(FORWARD, [Trial(2)], False)
+    here.go(False)
+    assert not here._section.kept[0][0].any()
 
 
 def test_fresh_memory_holds_nan(loaded):

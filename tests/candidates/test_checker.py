@@ -31,3 +31,13 @@ def test_wrong_gradients_are_found(tmp_path):
 
     assert said["findings"][0]["severity"] == "wrong"
     assert said["rules"] > 10
+    assert said["left"] == 0
+
+
+def test_no_rule_begins_when_enough_was_computed(tmp_path):
+    torch.save([example_of((torch.randn(3),))], tmp_path / "examples.pt")
+    doubled, reference = sendable(Doubled, "candidate"), sendable(lambda x: 2 * x, "reference")
+    said = _check(doubled, reference, str(tmp_path / "examples.pt"), None, "quick", 0.0)
+
+    assert said["left"] == said["rules"] > 10
+    assert said["findings"] == []

@@ -1,11 +1,13 @@
 """What beats the machine is impossible, with times that were made up."""
 
+from types import SimpleNamespace
+
 import torch
 
 from pullback.candidates import rules
 from pullback.candidates.case import Case
 from pullback.candidates.judging import Bench, JudgeSettings
-from pullback.candidates.race import Times
+from pullback.candidates.race import Race, Times
 from pullback.candidates.sections import FORWARD
 from pullback.candidates.sources import sendable
 
@@ -42,3 +44,20 @@ def test_what_beats_the_machine_is_impossible():
 def test_fewer_operations_are_a_note():
     assert limited(1e-4, forward_flops=1e6) == [rules.FEWER]
     assert rules.FEWER.breaks == ()
+
+
+def test_a_clock_that_goes_slower_is_found_whatever_calls_take():
+    times = iter([0.0, 0.01, 3.0, 3.01])
+
+    def found(*said):
+        answers = iter(said)
+        peer = SimpleNamespace(ask=lambda verb: {"now": [next(answers)]})
+        findings = []
+        bench = SimpleNamespace(clock=lambda: next(times))
+        race = Race(SimpleNamespace(bench=bench, peer=peer, found=findings.append))
+        race._clocks(race._readings(), race._readings())
+        return [finding.rule for finding in findings]
+
+    assert found(100.0, 103.0) == []
+    times = iter([0.0, 0.01, 3.0, 3.01])
+    assert found(100.0, 101.5) == [rules.CLOCK]

@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from pullback.candidates import timing
 from pullback.candidates.tampering import (
     changed_settings,
     known_functions,
@@ -81,3 +82,13 @@ def test_changed_settings_are_told():
     finally:
         torch.set_default_dtype(torch.float32)
     assert changed_settings(before) == []
+
+
+def test_replaced_code_of_a_function_is_named(monkeypatch):
+    def other(*args, **kwargs):
+        return 0.0
+
+    before = known_functions()
+    monkeypatch.setattr(timing.speedup, "__code__", other.__code__)
+
+    assert replaced_names(before) == ["pullback.candidates.timing.speedup"]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pullback.candidates.timing import Ratio, is_believed, is_looked_up, speedup
+from pullback.candidates.timing import Ratio, Reading, is_believed, is_looked_up, is_steady, speedup
 
 
 def noisy(value, count=20, seed=0):
@@ -72,3 +72,11 @@ def test_a_disturbed_row_is_not_looked_up():
     old = [1.0] * 11
 
     assert not is_looked_up(new, old)
+
+
+def test_a_clock_is_steady_as_far_as_could_be_seen():
+    first, last = Reading(7.0, 0.0, 0.5), Reading(9.5, 2.0, 3.0)
+
+    assert is_steady(first, last)
+    assert not is_steady(first, Reading(8.0, 2.0, 3.0))
+    assert not is_steady(first, Reading(11.0, 2.0, 3.0))

@@ -77,6 +77,22 @@ def unfaked(x):
     return blind(x)
 
 
+def covariance(x):
+    return torch.cov(x)
+
+
+def gaussian(x):
+    return nn.functional.gaussian_nll_loss(x, x.detach(), x.detach().abs())
+
+
+def filled_by_index(x):
+    return x.index_fill(0, torch.tensor([0, 2]), x.sum())
+
+
+def rotated(x):
+    return torch.linalg.svd(torch.complex(x, x.sin()), full_matrices=False).U
+
+
 def sparse(x):
     return x.to_sparse().to_dense()
 
@@ -109,6 +125,7 @@ VALUES = "must do the same work whatever the values of its tensors are"
 WHERE = "write the choice with `torch.where`, or make it before the call and pass it as a bool"
 READ = "keep it a tensor, or read it before the call and pass it as a number"
 SIZE = "use a form of fixed size, such as a mask with `torch.where`, or make it before the call"
+OTHER = "write it in ops that do without"
 CUSTOM = "put that part into a custom op: `torch.library.custom_op` with `register_fake`"
 
 NESTED = "in tuples, lists and dicts"
@@ -137,6 +154,29 @@ REFUSED = {
         VALUES,
         "`aten::nonzero`, whose result has as many elements as the values say",
         SIZE,
+    ),
+    covariance: (
+        VALUES,
+        "`cov`, in which PyTorch calls `aten::equal`, which reads the value of a tensor",
+        f"{OTHER}, or {READ}",
+    ),
+    gaussian: (
+        VALUES,
+        "`gaussian_nll_loss`, in which PyTorch calls `aten::_local_scalar_dense`, "
+        "which reads the value of a tensor",
+        f"{OTHER}, or {READ}",
+    ),
+    filled_by_index: (
+        VALUES,
+        "the derivative of that line, in which PyTorch calls `aten::_unique`, "
+        "whose result has as many elements as the values say",
+        OTHER,
+    ),
+    rotated: (
+        VALUES,
+        "the derivative of that line, in which PyTorch calls `torch.allclose`, "
+        "which compares the values of tensors",
+        OTHER,
     ),
     unfaked: (
         "must be made of ops that can run on tensors without values",

@@ -108,6 +108,17 @@ def test_targets_are_found_from_the_settings_file(project, monkeypatch):
     assert result.stdout.startswith("Halved: nothing found.")
 
 
+def test_settings_about_nothing_are_told(project):
+    write("pullback.toml", 'per-target = {"ops_in_ci:Halve" = {}, "ops_in_ci:Halved" = {}}\n')
+    result = run("ops_in_ci.py:Halved")
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith(
+        'pullback.toml: per-target."ops_in_ci:Halve" is about nothing:'
+        " `ops_in_ci` has no `Halve`; did you mean `ops_in_ci:Halved`?\n"
+    )
+
+
 @pytest.fixture
 def package(project):
     """A folder of files: one with Functions, one without, and one that is installed."""

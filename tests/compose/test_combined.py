@@ -377,6 +377,24 @@ def test_calls_on_graphs_run_as_written(make, program):
     assert torch.equal(program(x), expected)  # Dynamo is as it was
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+def test_jit_trace_records_the_program():
+    combined = pb.combine(lambda x: x.sin() * 2, torch.ones(2), backend="eager")
+    combined(torch.ones(3))
+    for size in (3, 4):
+        traced = torch.jit.trace(combined, (torch.ones(size),))
+
+        assert "aten::sin" in str(traced.graph)
+        assert traced(torch.ones(5)).equal(torch.ones(5).sin() * 2)
+
+
+def test_examples_on_meta_are_refused():
+    combined = pb.combine(lambda x: x.sin() * 2, torch.ones(2, device="meta"), backend="eager")
+
+    assert "with tensors that have values" in combined.explain()
+    assert combined(torch.ones(3)).equal(torch.ones(3).sin() * 2)
+
+
 def test_compiled_part_of_a_program_stays_compiled():
     compiled = []
 

@@ -454,3 +454,21 @@ def test_program_that_asks_for_its_layout_gets_that_of_each_call(maker, program,
 def results(call, x):
     y = call(x)
     return y, torch.autograd.grad(y.sum(), x)[0]
+
+
+def test_backward_that_views_its_cotangent_gets_a_copy_of_it():
+    """Code for the cotangent's own layout cannot be had: no reason to say that nothing compiles."""
+
+    def flat(x, w):
+        return (x.flatten() * w).view(x.shape)
+
+    x, w = leaf(4, 6), leaf(24)
+    combined = pb.combine(flat, x, w, backend="inductor")
+    cotangent = torch.randn(6, 4).mT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        for _ in range(3):
+            got = torch.autograd.grad(combined(x, w), (x, w), cotangent)
+            torch.testing.assert_close(got, torch.autograd.grad(flat(x, w), (x, w), cotangent))
+
+    assert "eager" not in combined.explain()

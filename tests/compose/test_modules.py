@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import pullback as pb
-from pullback.errors import CaptureError
+from pullback.errors import CaptureError, UncompiledWarning
 
 
 class Net(nn.Module):
@@ -285,6 +285,15 @@ def test_compiler_reads_it(pair):
     assert torch.allclose(compiled(data()), module(data()))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_jit_trace_records_the_module(pair):
+    combined, module = pair
+    for _ in range(2):
+        traced = torch.jit.trace(combined, (data(),))
+
+        assert torch.allclose(traced(data()), module(data()))
+
+
 def test_functional_call_and_transforms(pair):
     combined, module = pair
     other = {name: torch.ones_like(p) for name, p in module.named_parameters()}
@@ -429,6 +438,23 @@ def test_attribute_that_forward_sets_is_refused_with_its_line():
     assert f"`self.calls`, which `forward` sets (test_modules.py:{line})" in combined.explain()
 
 
+def test_refusal_goes_with_the_part_that_was_refused():
+    class Quiet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    combined = pb.combine(nn.Sequential(made(Counting), nn.Tanh()), data(), backend="eager")
+    assert "`self.calls`" in combined.explain()
+    combined[0] = made(Quiet)
+
+    assert combined(data()).grad_fn.name() == "SequentialBackward"
+    assert combined.explain() == 'combined: one node of 2 units, backend "eager"'
+
+
 def test_buffer_that_is_bound_anew_is_refused_with_its_line():
     class Mean(nn.Module):
         def __init__(self):
@@ -500,6 +526,31 @@ def test_error_of_the_module_is_its_own(pair):
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         combined(data(2, 6))
     assert is_one_node(combined, data())
+
+
+def test_module_on_meta_is_captured_when_it_has_values():
+    def layers():
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    with torch.device("meta"):
+        combined = pb.combine(layers(), torch.empty(3, 4), backend="eager")
+        assert combined(torch.empty(2, 4)).shape == (2, 4)
+
+    combined.to_empty(device="cpu")
+    module = made(layers)
+    combined.double().load_state_dict(module.state_dict())
+
+    assert_same(combined, module, data())
+    assert combined(data()).grad_fn.name() == "SequentialBackward"
+
+
+def test_call_on_meta_says_that_it_is_not_compiled():
+    with torch.device("meta"):
+        combined = pb.combine(Convolved(), torch.empty(1, 3, 4), backend="inductor")
+        with pytest.warns(UncompiledWarning, match="an input is on the meta device"):
+            combined(torch.empty(2, 3, 4))
+
+    assert "1 call uncompiled: an input is on the meta device" in combined.explain()
 
 
 def test_parameters_without_values_are_refused():

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pullback.compose import combine
+from pullback.derive import recipe
 from pullback.derive.backward import derive_function
 from pullback.emit import emit
 from pullback.errors import DifferingTextError
@@ -16,7 +17,7 @@ from pullback.graph import simplify as simplifying
 from pullback.graph.patterns import call, tensors
 from pullback.graph.rewrite import RewriteRule
 from pullback.graph.values import aten
-from pullback.judge import comparison, recipe
+from pullback.judge import comparison
 
 
 def printed(program, *examples, save="auto"):
@@ -300,6 +301,36 @@ def test_batch_of_one_is_right_or_refused():
 
     with pytest.raises(ValueError, match=r"x\.shape\[0\] must be 1, got 4"):
         function.apply(x)
+
+
+def test_size_of_nothing_is_checked_where_the_text_fails():
+    def inner_rows(x):
+        return F.pad(x[2:] - x[:-2], (0, 0, 1, 1))
+
+    function, text = printed(inner_rows, leaf(3, 4))
+
+    assert "Written for sizes with 1 <= x.shape[0]." in text
+    for rows in (1, 2, 5):
+        assert_same(inner_rows, function, leaf(rows, 4))
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] must be at least 1, got 0"):
+        function.apply(leaf(0, 4))
+
+
+def test_size_that_no_tensor_has_is_made_of_those_that_are_there():
+    """The gradient of the convolution has the sizes of the padded image, which is not saved."""
+
+    def blurred(x):
+        kernel = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]]) / 16
+        padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
+        return F.conv2d(padded, kernel.expand(2, 1, 3, 3), groups=2)
+
+    examples = [leaf(*shape, dtype=torch.float32) for shape in ((1, 2, 3, 4), (2, 2, 6, 5))]
+    derived = derive_function(blurred, examples[0])
+    function, _ = printed(blurred, examples[0])
+
+    for x in examples:
+        assert_same(blurred, derived, x)
+        assert_same(blurred, function, x)
 
 
 def test_sizes_stay_open_where_the_program_is():

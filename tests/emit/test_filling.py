@@ -4,7 +4,7 @@ import jinja2
 import pytest
 import torch
 
-from pullback.emit.filling import function_of, template_text
+from pullback.emit.filling import template_function, template_text
 
 
 def test_value_that_is_missing_is_an_error():
@@ -21,7 +21,7 @@ def test_text_is_source_and_not_escaped():
 
 
 def test_function_of_a_template_runs_here():
-    few = function_of("few.py", sums=2, listed=3)
+    few = template_function("few.py", sums=2, listed=3)
 
     assert few(torch.ones(3)).tolist() == [1, 1, 1]
     assert few(torch.ones(4)).tolist() == [3, 7]

@@ -46,7 +46,8 @@ def test_saved_memory_is_as_in_torch(save):
             def backward(ctx, cotangent):
                 return cotangent
 
-        node = Saving.apply(leaf(1.0)).grad_fn
+        y = Saving.apply(leaf(1.0))
+        node = y.grad_fn
         return [None if t is None else t.shape for t in node.saved_tensors], vars(node).keys()
 
     ours, theirs = count(pb.Function), count(torch.autograd.Function)
@@ -62,7 +63,8 @@ def test_attributes_are_saved_behind_the_others():
         ctx.saved_data["triple"] = x * 3
         return x * 1
 
-    node = combined(forward).apply(leaf(1.0)).grad_fn
+    y = combined(forward).apply(leaf(1.0))
+    node = y.grad_fn
 
     assert [t.data.item() for t in node._raw_saved_tensors] == [1.0, 2.0, 3.0]
     assert [t.item() for t in node.saved_tensors] == [1.0]

@@ -100,7 +100,8 @@ def test_second_derivative_is_right_after_a_tensor_was_dropped():
 
 def test_saved_tensors_are_there_for_who_looks_at_the_node():
     x = torch.tensor([0.5, 2.0], requires_grad=True)
-    node = make(pb.Function, lambda ctx, g: g * ctx.saved_tensors[1]).apply(x).grad_fn
+    y = make(pb.Function, lambda ctx, g: g * ctx.saved_tensors[1]).apply(x)
+    node = y.grad_fn
 
     assert torch.equal(node.saved_tensors[0], x)
     assert len(node.saved_tensors) == 2

@@ -976,7 +976,8 @@ def test_backward_may_record_by_itself():
 
 def test_looking_from_outside_gives_plain_tensors():
     x = leaf(3.0)
-    node = saving(keep_alone, read_alone, compute_interm, pull_interm).apply(x).grad_fn
+    y = saving(keep_alone, read_alone, compute_interm, pull_interm).apply(x)
+    node = y.grad_fn
 
     assert not node.saved_tensors[0].requires_grad
     assert node.saved_tensors[0].is_leaf

@@ -92,7 +92,8 @@ def test_to_save_is_what_backward_gets(look):
 
 
 def test_to_save_is_empty_after_forward(look):
-    node = Square.apply(leaf()).grad_fn
+    y = Square.apply(leaf())
+    node = y.grad_fn
 
     assert slots.get_to_save(node) is None
     assert len(slots.get_saved_tensors(node)) == 1
@@ -176,7 +177,8 @@ def test_needs_slot_may_be_replaced(look):
 
 def test_saved_slot_checks_changes(look):
     x = leaf() * 1
-    node = Square.apply(x).grad_fn
+    y = Square.apply(x)
+    node = y.grad_fn
     x.add_(1)
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -277,7 +279,8 @@ def test_context_is_built_after_forward(look):
 
 def test_node_tells_what_it_gave():
     x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
-    node = Square.apply(x * 1).grad_fn
+    y = Square.apply(x * 1)
+    node = y.grad_fn
     (before, number) = node.next_functions[0]
     metadata = slots.inputs_like(before)[number]
 

@@ -5,6 +5,7 @@ import torch
 
 import pullback as pb
 from pullback.errors import BackwardArityError, BatchError, GradientShapeError, GradientTypeError
+from tests.function.everywhere.compare import TORCH_TAKES_KEYWORDS
 
 
 def leaf(*values):
@@ -263,6 +264,9 @@ def test_keywords_under_torch_func():
 
 @pytest.mark.parametrize("base", [torch.autograd.Function, pb.Function])
 def test_vmap_rule_sees_the_dims_of_positional_inputs_alone(base):
+    if base is torch.autograd.Function and not TORCH_TAKES_KEYWORDS:
+        pytest.skip("torch.autograd.Function takes keywords from PyTorch 2.13 on")
+
     class Scaling(base):
         @staticmethod
         def forward(x, *, factor=2.0):

@@ -8,8 +8,8 @@ from pullback.judge.closeness import HalfTheDigits, Measured, all_close, value_d
 # ---- measured ----
 
 
-def measures(exact=None, near=(), terms=1, steps=1):
-    return Measured(lambda: exact, lambda: near, terms, steps)
+def measures(exact=None, near=(), terms=1, steps=1, largest=0.0):
+    return Measured(lambda: exact, lambda: near, terms, steps, lambda: largest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
@@ -42,6 +42,22 @@ def test_steps_are_allowed_where_they_are():
     assert value_difference("x", got, expected, measures(near=[near, expected])) is None
     got[4] = 1
     assert value_difference("x", got, expected, measures(near=[near, expected])).at == "[4]"
+
+
+def test_what_cancels_is_as_far_off_as_its_terms_may_be():
+    """The gradient of a bias before a batch norm: zero, but for what single roundings leave."""
+    eps = torch.finfo(torch.float64).eps
+    expected = torch.tensor([0, 0, 0, -eps], dtype=torch.float64)
+    got = torch.tensor([0, 0, 0, 2 * eps], dtype=torch.float64)
+    near = torch.tensor([eps, 0, 0, -eps], dtype=torch.float64)
+
+    assert value_difference("x", got, expected, measures(near=[near], largest=1.0)) is None
+    assert value_difference("x", got, expected, measures(near=[near], largest=1e-9)) is not None
+    assert (
+        value_difference("x", got + 1e-9, expected, measures(near=[near], largest=1.0)).count == 4
+    )
+    step = torch.tensor([1.0, 0, 0, -eps], dtype=torch.float64)
+    assert value_difference("x", expected + 0.1, expected, measures(near=[step], largest=1.0))
 
 
 def test_nan_and_infinity_must_be_where_they_are_expected():

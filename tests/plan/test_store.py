@@ -81,6 +81,7 @@ CORRUPT = {
     "a backend that is no name": lambda text: text.replace('"backend": "', '"backend": 1, "x": "'),
     "truth for a number": lambda text: text.replace('"nodes": ', '"nodes": true, "was": '),
     "a time of zero": lambda text: text.replace('"seconds": 0.0001', '"seconds": 0'),
+    "a machine of which nothing is said": lambda text: _changed(text, made_with={"torch": "2"}),
     "a number in words": lambda text: text.replace('"seconds": 0.0001', '"seconds": "fast"'),
 }
 

@@ -19,11 +19,12 @@ from benchmarks.faults.ranks import (
     meshes,
     planted,
     sound,
+    systems,
     trainers,
 )
 from benchmarks.faults.ranks.case import RankCase
 
-WRITTEN = (frameworks, layers, meshes, branches, trainers)  # before they were run
+WRITTEN = (frameworks, layers, meshes, branches, trainers, systems)  # before they were run
 GROUPS = {
     "sound": [*sound.CASES, *(case for module in WRITTEN for case in module.SOUND)],
     "planted": [*planted.CASES, *(case for module in WRITTEN for case in module.PLANTED)],

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pullback.candidates.tampering import (
     torch_settings,
 )
 from pullback.candidates.trials import Trial, TrialMaker
+from pullback.candidates.written import in_memory, why_lazy, why_other, written_copy
 from pullback.check.watching.dispatch import poisoned
 from pullback.errors import type_and_line
 from pullback.judge.example import exact_copy, tensors_in
@@ -50,6 +51,7 @@ def serve(talk: Talk) -> None:
         "arrange",
         "row",
         "give",
+        "now",
         "tampered",
     )
     talk.serve({verb: getattr(here, verb) for verb in verbs})
@@ -106,10 +108,12 @@ class Here:
                 called = self._called(example, trial.draw, gradients, poison)
         except Exception as error:
             return {"refused": type_and_line(error)[:300]}
-        early = [None if t is None else _plain(t, copy=True) for t in called.tensors]
-        lazy = next((said for t in called.tensors if (said := _is_lazy(t))), "")
+        there = [t for t in called.tensors if t is not None]
+        lazy = next(filter(None, map(why_lazy, there)), "")
+        early = [None if t is None else written_copy(t) for t in called.tensors]
         self._settle()
-        late = [None if t is None else _plain(t, copy=False) for t in called.tensors]
+        late = [None if t is None else written_copy(t) for t in called.tensors]
+        lazy = lazy or next(filter(None, map(why_other, there)), "")
         given = tensors_in(called.args)
         changed = [i for i, (a, b) in enumerate(zip(given, copies, strict=True)) if not _same(a, b)]
         _save(late, path)
@@ -148,14 +152,14 @@ class Here:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 before = forward(self.apply, args)
-                _save([_plain(t, copy=False) for t in before.outputs], paths[0])
+                _save(map(in_memory, before.outputs), paths[0])
                 if how != "shape":
                     for old, other in zip(tensors_in(args), tensors_in(new), strict=True):
                         old.copy_(other)
                     new = args if how == "identity" else _renamed(args)
                 after = forward(self.apply, new)
                 self._settle()
-                _save([_plain(t, copy=False) for t in after.outputs], paths[1])
+                _save(map(in_memory, after.outputs), paths[1])
         except Exception as error:
             return {"refused": type(error).__name__}
         return {}
@@ -217,6 +221,10 @@ class Here:
             _save(self._section.kept[number], path)
         return {}
 
+    def now(self) -> dict[str, Any]:
+        """What the clocks say that calls are timed by."""
+        return {"now": [caller.now() for caller in self._callers.values()]}
+
     def tampered(self) -> dict[str, Any]:
         """What the candidate has replaced and changed."""
         return {
@@ -243,30 +251,6 @@ def _keep_busy() -> None:
 # ---- results ----
 
 
-def _plain(tensor: Tensor, *, copy: bool) -> Tensor:
-    """The numbers of a tensor, in a plain one."""
-    found = tensor.detach()
-    if type(found) is not Tensor:
-        plain = torch.empty(found.shape, dtype=found.dtype, device=found.device)
-        plain.copy_(found)  # what that returns may be of the class again
-        return plain
-    return found.clone() if copy else found
-
-
-def _is_lazy(tensor: Tensor | None) -> str:
-    """What kind of tensor this is, where it is not a plain one whose numbers are there."""
-    if tensor is None:
-        return ""
-    if type(tensor) not in PLAIN:
-        return f"a tensor of class `{type(tensor).__qualname__}`"
-    own = [name for name in vars(tensor) if hasattr(Tensor, name)]
-    if own:
-        return f"a tensor with a method of its own: `{own[0]}`"
-    if tensor.is_meta:
-        return "a tensor without memory"
-    return ""
-
-
 def _has_memory(tensor: Tensor | None) -> bool:
     return tensor is not None and type(tensor) in PLAIN and tensor.numel() > 0
 
@@ -275,7 +259,7 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two tensors hold the same bits."""
     if one is None or other is None:
         return one is other
-    a, b = _plain(one, copy=False), _plain(other, copy=False)
+    a, b = in_memory(one), in_memory(other)
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
@@ -290,8 +274,8 @@ def _renamed(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(made)
 
 
-def _save(tensors: Sequence[Tensor | None], path: str) -> None:
-    torch.save([None if t is None else t.detach() for t in tensors], Path(path))
+def _save(tensors: Iterable[Tensor | None], path: str) -> None:
+    torch.save(list(tensors), Path(path))
 
 
 def _threads() -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pullback.candidates.judging import Bench
 
 FIRST = 300.0  # seconds that a call may take that loads, builds or tunes something
-CHECKING = {"cpu": 4.0, "cuda": 8.0}  # of `pb.check`, after which no rule is begun
+CHECKING = {"cpu": 4.0, "cuda": 8.0}  # that `pb.check` computes, then no rule is begun
 LARGE = 1 << 20  # numbers of an example for which `pb.check` gets a smaller one
 
 # What a result may be kept by, from the finest to the coarsest.
@@ -286,9 +286,10 @@ class Case:
         finally:
             peer.stop()
         self.checked = said["findings"]
-        self.tried |= {"rules": said["rules"], "rules_left_out": said["refused"]}
-        if said["refused"]:
-            self.notes.append(f"pb.check left out {said['refused']} of its rules, most for time")
+        self.tried |= {"rules": said["rules"], "rules_left_out": said["left"]}
+        if said["left"]:
+            which = f"{said['left']} of the {said['rules']} rules of pb.check"
+            self.notes.append(f"not tried: {which}, after {limit:g} s of computing")
         for one in self.checked:
             if one["severity"] == "wrong":
                 told = f"{one['code']} {one['name']}: {one['sentence']}"

@@ -16,7 +16,14 @@ from pullback.candidates.reasons import Result, finding_of
 from pullback.candidates.rules import JudgeFinding
 from pullback.candidates.sections import BACKWARD, BOTH_WAYS, FORWARD
 from pullback.candidates.system import busiest, computed
-from pullback.candidates.timing import FEW, is_believed, is_looked_up, speedup
+from pullback.candidates.timing import (
+    FEW,
+    Reading,
+    is_believed,
+    is_looked_up,
+    is_steady,
+    speedup,
+)
 from pullback.candidates.trials import Trial, ordinary
 
 if TYPE_CHECKING:
@@ -54,11 +61,29 @@ class Race:
         modes = [FORWARD, BACKWARD, BOTH_WAYS] if self.case.gradients else [FORWARD]
         budget = self.case.settings.seconds or SECONDS[self.case.bench.device]
         rivals = ["reference", "compiled"] if self.case.bench.is_compiled else ["reference"]
+        before = self._readings()
         self._interleave(modes, rivals, budget)
+        self._clocks(before, self._readings())
         self._outside(modes[-1])
         self._repeated()
         self._limit(modes)
         self.case.tried["timed"] = sum(len(times.calls) for times in self.times.values())
+
+    def _readings(self) -> list[Reading]:
+        """What the clocks say by which the candidate's process times its calls."""
+        clock = self.case.bench.clock
+        earliest = clock()
+        said = self.case.peer.ask("now")["now"]
+        return [Reading(float(one), earliest, clock()) for one in said]
+
+    def _clocks(self, before: Sequence[Reading], after: Sequence[Reading]) -> None:
+        """Whether they went as fast as the clock of this process, whatever calls take."""
+        for first, last in zip(before, after, strict=True):
+            if not is_steady(first, last):
+                expected = f"{last.latest - first.earliest:.3g} s between two readings"
+                got = f"{last.said - first.said:.3g} s"
+                why = "its own clock was replaced"
+                self.case.found(JudgeFinding(rules.CLOCK, "while it was timed", expected, got, why))
 
     def _interleave(self, modes: Sequence[str], rivals: Sequence[str], budget: float) -> None:
         """Sections of the candidate and its rivals in turn, the first of each not counted."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pullback.candidates.calling import Called, backward, cotangents_for, forward
 from pullback.candidates.trials import Trial, TrialMaker
+from pullback.candidates.written import written_copy
 from pullback.judge.example import Example, tensors_in
 
 FORWARD, BACKWARD, BOTH_WAYS = "forward", "backward", "both"
@@ -57,6 +58,10 @@ class Caller:
         self._mode = FORWARD
         self._seen: tuple[Tensor, ...] = ()  # outputs at the given sizes
 
+    def now(self) -> float:
+        """What the clock says that calls are timed by."""
+        return self._clock()
+
     @property
     def knows_outputs(self) -> bool:
         """Whether it knows what outputs look like."""
@@ -87,7 +92,9 @@ class Caller:
                     self._flush(args)
                 called = self._timed(work, section)
                 section.called.append(called)
-                section.kept.append([_copied(t) for t in called.tensors])
+                section.kept.append(
+                    [None if t is None else written_copy(t) for t in called.tensors]
+                )
         self._waiting = []
         return section
 
@@ -171,10 +178,6 @@ def _poison(like: Sequence[Any]) -> None:
         if t is not None and t.is_floating_point()
     ]
     del kept
-
-
-def _copied(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
 
 
 def _nothing() -> None:

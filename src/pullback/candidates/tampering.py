@@ -38,7 +38,7 @@ PREFIX = "pullback."
 TORCH = os.path.dirname(str(torch.__file__))
 PYTHON = sysconfig.get_paths()["stdlib"]
 
-Known = dict[tuple[str, str], Any]
+Known = dict[tuple[str, str], tuple[Any, Any]]  # what a name means, and the code behind it
 
 
 def known_functions() -> Known:
@@ -47,7 +47,7 @@ def known_functions() -> Known:
     for place, title in _places():
         for name, value in _members(place).items():
             if callable(value) or isinstance(value, (staticmethod, classmethod)):
-                found[title, name] = value
+                found[title, name] = value, _code_of(value)
     return found
 
 
@@ -73,13 +73,19 @@ def _places() -> Iterator[tuple[Any, str]]:
 def replaced_names(before: Known) -> list[str]:
     """The names that mean something else now, by somebody who is not PyTorch."""
     now = known_functions()
-    missing = object()
+    missing = object(), None
     found = []
-    for (title, name), old in before.items():
-        new = now.get((title, name), missing)
-        if new is not old and not _is_own(title, name, new):
+    for (title, name), (old, code) in before.items():
+        new, new_code = now.get((title, name), missing)
+        is_same = new is old and new_code is code
+        if not is_same and not (new is not old and _is_own(title, name, new)):
             found.append(f"{title}.{name}")
     return sorted(found)
+
+
+def _code_of(value: Any) -> Any:
+    """The code of a function of Python's, which can be replaced while the function stays."""
+    return getattr(getattr(value, "__func__", value), "__code__", None)
 
 
 def _is_own(title: str, name: str, new: Any) -> bool:
@@ -87,7 +93,7 @@ def _is_own(title: str, name: str, new: Any) -> bool:
     if not title.startswith("torch"):
         return False
     function = getattr(new, "__func__", new)
-    code = getattr(function, "__code__", None)
+    code = _code_of(new)
     named = getattr(function, "__name__", "")
     if code is None:
         module = getattr(function, "__module__", "") or ""

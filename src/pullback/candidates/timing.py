@@ -15,6 +15,7 @@ DRAWS = 1000  # of rounds, for an interval
 BELIEVED = 1.6  # times as long as reported may a call take by the clock outside
 SLACK = 2e-3  # seconds that a section of calls may take beyond: messages, other programs
 CACHED = 2.0  # times as long a call takes at new numbers as at old ones, where these are looked up
+DRIFT = 0.98  # of the rate of another clock that one may have
 FEW = 5  # rounds that are too few to say anything
 
 
@@ -63,6 +64,21 @@ def is_believed(reported: Sequence[float], sections: Sequence[tuple[int, float]]
         return True
     usual = statistics.median(reported)
     return any(seconds <= calls * usual * BELIEVED + SLACK for calls, seconds in sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a clock of a candidate's process said, between two looks at the clock outside."""
+
+    said: float
+    earliest: float
+    latest: float
+
+
+def is_steady(first: Reading, last: Reading) -> bool:
+    """Whether a clock went as fast as the one outside, between two readings of it."""
+    least, most = last.earliest - first.latest, last.latest - first.earliest
+    return DRIFT * least <= last.said - first.said <= most / DRIFT
 
 
 def is_looked_up(new: Sequence[float], old: Sequence[float]) -> bool:

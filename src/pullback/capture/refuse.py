@@ -18,13 +18,14 @@ from torch._ops import HigherOrderOperator
 from pullback.capture.fake import NoFakeKernel, SizeNeeded, ValueNeeded, is_fake
 from pullback.capture.names import program_name, program_place
 from pullback.capture.places import is_users, is_users_error, place_of_error, runs_inside
-from pullback.capture.watch import CUSTOM, WatchedCall
+from pullback.capture.watch import CUSTOM, OP, WatchedCall
 from pullback.errors import CaptureError, PullbackError, type_and_line
 from pullback.function.slots import op_schema, storage_key, transforms_active
 
 _WHERE = "write the choice with `torch.where`, or make it before the call and pass it as a bool"
 _READ = "keep it a tensor, or read it before the call and pass it as a number"
 _SIZE = "use a form of fixed size, such as a mask with `torch.where`, or make it before the call"
+_OTHER = "write it in ops that do without"
 _CUSTOM = "put that part into a custom op: `torch.library.custom_op` with `register_fake`"
 
 # What a read of values is called, and what to do instead: by the name of the call.
@@ -79,24 +80,38 @@ def may_be_of_sizes(error: Exception) -> bool:
 
 def _refusal(name: str, error: Exception, late: str) -> CaptureError | None:
     """The error for what is known to stop a capture, at the place that `late` says if none is."""
-    place, call = place_of_error(error) or late, _call_of(error)
+    users = place_of_error(error)
+    place, call = users or late, _call_of(error)
     if (graphs := _nested_op(error)) is not None:
         return _nested_graph(name, place, f"`{graphs.name()}`")
-    if call is not None and call.name in _READS:
-        return unreadable(name, call.name, place)
-    if isinstance(error, TypeError) and "FakeTensor" in str(error):
-        return _needs(name, place, "a tensor where a number is needed: its value is read", _READ)
-    if isinstance(error, ValueNeeded):
-        return _needs(name, place, f"`{_op_name(error)}`, which reads the value of a tensor", _READ)
-    if isinstance(error, SizeNeeded):
-        got = f"`{_op_name(error)}`, whose result has as many elements as the values say"
-        return _needs(name, place, got, _SIZE)
+    if (found := _value_read(error, call)) is not None:
+        if users or not late:
+            return _needs(name, place, *found)
+        got = f"the derivative of that line, in which PyTorch calls {found[0]}"
+        return _needs(name, place, got, _OTHER)
     if isinstance(error, NoFakeKernel):
         return _unfaked(name, place, _op_name(error))
     if call is not None and call.kind == CUSTOM and "fake impl" in str(error):
         return _unfaked(name, place, call.name)
     if type(error).__module__.startswith("torch._dynamo"):
         return _nested_graph(name, place, "a call that only `torch.compile` can make")
+    return None
+
+
+def _value_read(error: Exception, call: WatchedCall | None) -> tuple[str, str] | None:
+    """What read the values of a tensor, if that is why an error was raised, and what to do."""
+    if call is not None and call.name in _READS:
+        return _READS[call.name]
+    if isinstance(error, TypeError) and "FakeTensor" in str(error):
+        return "a tensor where a number is needed: its value is read", _READ
+    if isinstance(error, ValueNeeded):
+        op = f"`{_op_name(error)}`, which reads the value of a tensor"
+        if call is not None and call.kind == OP:
+            return f"`{call.name}`, in which PyTorch calls {op}", f"{_OTHER}, or {_READ}"
+        return op, _READ
+    if isinstance(error, SizeNeeded):
+        op = f"`{_op_name(error)}`, whose result has as many elements as the values say"
+        return op, _SIZE
     return None
 
 

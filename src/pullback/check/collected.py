@@ -10,10 +10,10 @@ from pullback.check.confirm import confirmed
 from pullback.check.findings.causes import by_cause
 from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.findings.report import Proved, Report
+from pullback.check.job import Job, Message
 from pullback.check.options import Progress
-from pullback.check.subject.surrogates import Surrogate
+from pullback.check.target.surrogate import Surrogate
 from pullback.check.target.target import Target
-from pullback.check.work import Job, Message
 from pullback.errors import ExamplesError
 
 NEEDS_RANKS = "give `ranks=2`, on the command line `--ranks 2`: it is a function of several ranks"

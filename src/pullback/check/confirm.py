@@ -34,10 +34,6 @@ def _stands(finding: Finding, target: Target) -> bool:
     lines = set(head.splitlines())
     body = "\n".join(line for line in finding.repro.splitlines() if line not in lines)
     try:
-        return bool(answer_of(lambda: _fails(body, target, call), SECONDS))
+        return bool(answer_of(lambda: ran(body, target, call)[0] is not None, SECONDS))
     except Died:
         return True  # by which it fails
-
-
-def _fails(body: str, target: Target, call: str) -> bool:
-    return ran(body, target, call)[0] is not None

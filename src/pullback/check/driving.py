@@ -6,6 +6,7 @@ from enum import Enum
 
 from pullback.check.collected import Collected
 from pullback.check.findings.finding import Finding, Rule
+from pullback.check.job import Job
 from pullback.check.processes import fresh
 from pullback.check.processes.crash import RULE as CRASH
 from pullback.check.processes.crash_diagnosis import CrashCause, cause_of
@@ -15,7 +16,7 @@ from pullback.check.processes.fresh import CannotSendError, fresh_messages
 from pullback.check.processes.isolate import CannotForkError, why_no_fork
 from pullback.check.processes.warm import warm_up
 from pullback.check.target.target import Target
-from pullback.check.work import Job, work
+from pullback.check.work import work
 from pullback.errors import InternalError, TargetError
 from pullback.judge.run import describe
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 
 from pullback.check.findings.finding import Finding, Severity, Skip
 from pullback.check.findings.report import Proved
+from pullback.check.job import Job
 from pullback.check.options import PROOF_SECONDS
 from pullback.check.processes.endings import Died
 from pullback.check.processes.isolate import answer_of
 from pullback.check.subject.subject import Subject
-from pullback.check.work import SEED, Job
+from pullback.check.work import SEED
 from pullback.function.isolation import drawing_from
 
 # Operators in forward and backward for each of these seconds: of more, as of loops written out, not

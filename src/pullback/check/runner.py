@@ -15,6 +15,7 @@ from pullback.check.findings.finding import Severity
 from pullback.check.findings.report import Report
 from pullback.check.inputs.given import arguments_from, examples_from
 from pullback.check.inputs.stated import stated
+from pullback.check.job import Job
 from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
@@ -25,7 +26,6 @@ from pullback.check.recordings.inside import functions_inside, joined, reports_i
 from pullback.check.rules import Registered, selected
 from pullback.check.surroundings import usual_modes
 from pullback.check.target.target import Target, target_of, with_options
-from pullback.check.work import Job
 from pullback.errors import DeclarationError
 from pullback.judge.example import example_of
 from pullback.judge.run import describe
@@ -72,13 +72,10 @@ def _across_ranks(target: Target, inputs: Any, options: CheckOptions, ranks: int
 
 def _model_request(target: Target, inputs: Any, options: CheckOptions) -> ModelRequest:
     arguments = arguments_from(target, inputs)
-    wanted = (i for i, arg in enumerate(arguments[0]) if _is_wanted(arg))
+    first = enumerate(arguments[0])
+    wanted = (i for i, arg in first if isinstance(arg, Tensor) and arg.requires_grad)
     examples = tuple(example_of(args) for args in arguments)
     return ModelRequest(target, examples, frozenset(wanted), options)
-
-
-def _is_wanted(arg: Any) -> bool:
-    return isinstance(arg, Tensor) and arg.requires_grad
 
 
 def _job(target: Target, inputs: Any, options: CheckOptions) -> Job:

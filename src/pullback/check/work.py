@@ -5,28 +5,28 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from pullback.check.findings.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
+from pullback.check.job import Job, Message, Tell
 from pullback.check.kernels.single import NOTE as SINGLE
 from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
-from pullback.check.options import OptionsOf, nothing_chosen
 from pullback.check.processes.endings import OURS, TORCH, raising_file
 from pullback.check.repro.writing import with_repro
 from pullback.check.rules import Registered
 from pullback.check.subject.subject import Subject
-from pullback.check.subject.surrogates import Surrogate, intent_with, surrogates_of
+from pullback.check.subject.surrogates import surrogates_of
+from pullback.check.target.surrogate import Surrogate, intent_with
 from pullback.check.target.target import Target
+from pullback.check.watching.nodes import nodes_from
 from pullback.function.isolation import drawing_from
-from pullback.judge.example import Example
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe
 
 OPS = str(Path(TORCH, "_ops.py"))  # where PyTorch calls ops
@@ -35,7 +35,6 @@ OPS = str(Path(TORCH, "_ops.py"))  # where PyTorch calls ops
 # as long it may take by the clock, for functions that wait: a busy machine makes no difference.
 SECONDS = {"quick": 0.5, "standard": 4.0, "deep": 60.0}
 CROWDED = 10
-NODES = 10_000  # of a graph that is looked through
 NO_GROUP = "process group has not been initialized"  # of PyTorch, to a collective without ranks
 
 # Seconds of work that all rules may take together, by profile. A rule gets a share of what is left,
@@ -50,51 +49,6 @@ CALLS = 4
 # same findings each time. Not from those of forward (`isolation.SEED`): a mask that backward draws
 # anew would be forward's own.
 SEED = 20_260_203
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to check, and with which rules."""
-
-    target: Target
-    examples: tuple[Example, ...]
-    rules: tuple[Registered, ...]
-    profile: str = "standard"
-    options_of: OptionsOf = nothing_chosen
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the arguments."""
-        return self.target.names_of(max(len(example.args) for example in self.examples))
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a worker says: that it begins a rule, what the rule found, or that all is done.
-
-    "ready" comes of a fresh worker that has loaded what it needs.
-    Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
-    the Functions that a program has called; "unfit" with the arguments that forward refused, and
-    why, and whether it asked for other ranks. "noted" is something for the notes of the report.
-    "intent" names gradients that are surrogates by their shape, and relations between the arguments
-    that all examples keep. "calling" and "launching" tell of a call with these arguments, and of a
-    kernel, that come next, where that was asked for. "refused" is a fork without autograd.
-    """
-
-    kind: str
-    rule: int = -1
-    results: tuple[Finding | Skip, ...] = ()
-    tried: dict[str, int] = field(default_factory=dict)
-    reason: str = ""
-    where: str = ""
-    needs_ranks: bool = False
-    seconds: float = 0.0
-    inside: tuple[str, ...] = ()
-    surrogates: tuple[Surrogate, ...] = ()
-    relations: tuple[str, ...] = ()
-
-
-Tell = Callable[[Message], Any]
 
 
 def work(job: Job, tell: Tell, first: int = 0) -> None:
@@ -179,18 +133,9 @@ def _inside(subject: Subject) -> tuple[str, ...]:
     """The names of the Functions that a program has called at the first example."""
     if subject.target.is_function or subject.target.is_op or subject.first_run is None:
         return ()
-    waiting: list[Any] = [output.grad_fn for output in subject.first_run.outputs]
-    seen: set[Any] = set()
-    names: dict[str, None] = {}
-    while waiting and len(seen) < NODES:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, BackwardCFunction):
-            names[type(node).__name__.removesuffix("Backward")] = None
-        waiting += [following for following, _ in node.next_functions]
-    return tuple(sorted(names))
+    nodes = nodes_from(output.grad_fn for output in subject.first_run.outputs)
+    own = (type(node).__name__ for node in nodes if isinstance(node, BackwardCFunction))
+    return tuple(sorted({name.removesuffix("Backward") for name in own}))
 
 
 def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Skip]:

@@ -28,6 +28,7 @@ from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
 from pullback.cli.identity import Identity, identity_of
+from pullback.cli.idle import idle_keys
 from pullback.cli.inputs import InputSource, inputs_for, named_inputs
 from pullback.cli.kept import recalled
 from pullback.cli.options import from_here, require_rules, settings_from, settings_options, unfolded
@@ -41,7 +42,7 @@ from pullback.cli.targets import chosen_targets, load_library, named_targets
 from pullback.errors import BaselineError, PullbackError, TargetError
 from pullback.judge.example import example_of
 from pullback.report import text
-from pullback.report.outcome import Failure, Outcome
+from pullback.report.outcome import Failure, Outcome, Remark
 
 FOUND, COULD_NOT_RUN = 1, 2
 KEPT = "this is the result of an earlier check: nothing has changed since (--no-cache)"
@@ -253,8 +254,15 @@ def _outcome(results: CheckedTargets, asked: Asked, settings: Settings, review: 
         review.is_writing = False
         results.errors.append((review.name, error))
         remarks = ()
+    remarks = (*remarks, *_idle(settings, results))
     reports = tuple(one.report for one in results.checked)
     return Outcome(reports, tuple(results.errors), remarks, Severity(settings.fail_on))
+
+
+def _idle(settings: Settings, results: CheckedTargets) -> Iterator[Remark]:
+    """What the settings say of files and targets that there are not, where targets were found."""
+    if not results.is_mistaken:
+        yield from idle_keys(settings, [identity for identity, _ in results.found])
 
 
 def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:

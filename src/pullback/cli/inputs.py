@@ -64,7 +64,8 @@ def inputs_for(name: str, target: Target, options: InputSource) -> tuple[Any, st
             f"`{name}` must come with inputs that its forward accepts",
             expected="--example for each argument, `examples()` on the class, or type hints",
             got=f"none, and every guess was refused: {refusal}",
-            fix=f"pullback check {name} --example EXPR, once for each argument",
+            fix=f"pullback check {name} --example EXPR, once for each argument; "
+            "or with those of a program that calls it: pullback record -- python train.py",
         )
     args = moved_inside(args, target.intent.domain, target.names_of(len(args)))
     hints = (

@@ -53,19 +53,19 @@ def _imported(path: Path, folders: tuple[str, ...]) -> Iterator[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for one in node.names:
-                yield from _found(one.name.split("."), folders)
+                yield from module_files(one.name.split("."), folders)
         elif isinstance(node, ast.ImportFrom):
             parts = node.module.split(".") if node.module else []
             start: tuple[str, ...] = folders
             if node.level:
                 start = (str(path.parents[node.level - 1]),)
                 yield from _package(Path(start[0]))
-            yield from _found(parts, start)
+            yield from module_files(parts, start)
             for one in node.names:
-                yield from _found([*parts, one.name], start)
+                yield from module_files([*parts, one.name], start)
 
 
-def _found(parts: list[str], folders: tuple[str, ...]) -> Iterator[Path]:
+def module_files(parts: list[str], folders: tuple[str, ...]) -> Iterator[Path]:
     """The files of the packages and of the module that a dotted name stands for."""
     for part in parts:
         spec = PathFinder.find_spec(part, [folder or os.getcwd() for folder in folders])

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.patch import is_watched
+from pullback.capture.trees import tensor_leaves
 from pullback.compose import combine
 from pullback.compose.functional import (
     ModuleLayout,
@@ -36,8 +37,8 @@ from pullback.compose.functional import (
 )
 from pullback.compose.options import AS_WRITTEN, ComposeOptions, require_examples
 from pullback.compose.reasons import is_refusal, reason_text
-from pullback.function.slots import in_forward_mode, transforms_active
-from pullback.run.nodes.paths import Paths, UncompiledReason
+from pullback.function.slots import in_forward_mode, is_jit_tracing, transforms_active
+from pullback.run.nodes.paths import META, Paths, UncompiledReason
 
 Make = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)
@@ -117,6 +118,7 @@ class Combined:
         nodes = self._pb_nodes
         if (
             is_dynamo_compiling()
+            or is_jit_tracing()
             or transforms_active()
             or is_watched()
             or in_forward_mode()
@@ -159,7 +161,7 @@ class ModuleNodes:
         with torch.enable_grad():
             layout = self._now()
             row = layout.row()
-            if not self._is_odd(layout, row):
+            if not _is_meta((row, examples)) and not self._is_odd(layout, row):
                 self._function(layout, row, examples, {})
 
     def know(self, layout: ModuleLayout, changing: frozenset[str], function: Any) -> None:
@@ -199,7 +201,14 @@ class ModuleNodes:
             with self._lock:
                 layout = self._layout = ModuleLayout(self.module)
                 self._changing.clear()
+                self._forget_refusals()
         return layout
+
+    def _forget_refusals(self) -> None:
+        """Try again what could not be captured: another module may be in its place."""
+        self.reasons.clear()
+        for key in [key for key, one in self._made.items() if getattr(one, "refusal", "")]:
+            del self._made[key]
 
     def _is_odd(self, layout: ModuleLayout, row: Sequence[Tensor]) -> bool:
         """Whether calls run as written because of what the module is now."""
@@ -223,6 +232,9 @@ class ModuleNodes:
         if function is not None and changing is not None:
             return function, changing
         if (layout.names, modes) in self.reasons:
+            return None, frozenset()
+        if _is_meta((row, args, kwargs)):  # as written, until there are values
+            self.paths.uncompiled(META)
             return None, frozenset()
         with self._lock:
             return self._made_for(layout, modes, row, args, kwargs)
@@ -248,5 +260,10 @@ class ModuleNodes:
     def explain(self) -> str:
         """How calls are run, line by line."""
         lines = [f"nested: {why}" for why in self.reasons.values()]
-        lines += [one.explain() for one in self._made.values()]
+        lines += [*self.paths.lines(), *(one.explain() for one in self._made.values())]
         return "\n".join(dict.fromkeys(lines)) or "not called yet"
+
+
+def _is_meta(args: Any) -> bool:
+    """Whether a tensor has no values, with which a capture could be compared."""
+    return any(tensor.is_meta for tensor in tensor_leaves(args))

@@ -14,7 +14,7 @@ from pullback.derive.returned import unprintable
 from pullback.derive.traced import traceable
 from pullback.function.function import Function
 from pullback.function.plain import MARKER
-from pullback.function.slots import new_class
+from pullback.function.slots import is_jit_tracing, new_class
 
 
 def nest(program: Callable[..., Any], *, name: str | None = None) -> Any:
@@ -39,7 +39,7 @@ def composition(
 ) -> Any:
     """A `Function` called `name`, or as `program` is named, whose `apply` is `run`.
 
-    `how` is "nested", "hybrid" or "planned". Dynamo traces `program` itself.
+    `how` is "nested", "hybrid" or "planned". Compilers trace `program` itself.
     """
     called = class_name(program, name)
 
@@ -47,7 +47,7 @@ def composition(
         return program(*args)
 
     def apply(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or is_jit_tracing():
             return program(*args, **kwargs)
         return run(*args, **kwargs)
 

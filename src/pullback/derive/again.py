@@ -9,8 +9,11 @@ among it, it raises.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from pullback.derive.recipe import Parts
 from pullback.graph.copies import graph_returning
@@ -31,8 +34,8 @@ class Again:
     is_refusing: bool = False
 
 
-def again_of(parts: Parts, name: str) -> Again:
-    """What the Function `name` needs to be differentiated again."""
+def again_of(parts: Parts, name: str, dtypes: Mapping[torch.dtype, str]) -> Again:
+    """What the Function `name` needs to be differentiated again; `dtypes` as in `graph_text`."""
     places = parts.between
     if not places:
         return Again()
@@ -42,7 +45,7 @@ def again_of(parts: Parts, name: str) -> Again:
     taken = ancestors(wanted)
     if any(is_random(node) or is_opaque(node) for node in taken if node.op == "call_function"):
         return refused_again(name, "it keeps what it drew or what others computed")
-    text = graph_text(graph, parts.names)
+    text = graph_text(graph, parts.names, dtypes)
     inputs = zip(graph.find_nodes(op="placeholder"), text.parameters, strict=True)
     needed = [parameter for node, parameter in inputs if node in taken]
     saved = {parts.names[node] for node in parts.cut.saved}

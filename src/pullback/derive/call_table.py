@@ -25,7 +25,7 @@ from torch.compiler import is_dynamo_compiling
 from pullback.capture.environment import Environment, State
 from pullback.capture.modes import autocast_now, one_at_a_time
 from pullback.capture.patch import is_watched
-from pullback.function.slots import has_autocast, is_ordinary_moment
+from pullback.function.slots import has_autocast, is_jit_tracing, is_ordinary_moment
 
 MOST_ENTRIES = 1024  # how many are kept in the table
 
@@ -100,7 +100,7 @@ class CallTable:
     """What runs each call of one program.
 
     Arguments:
-        environment: what the program reads from outside; Dynamo reads the program itself.
+        environment: what the program reads from outside; compilers read the program itself.
         make: gives the entry for a call that is not in the table.
         general: makes any call.
         unlisted: called with the reason why a call is not looked up.
@@ -129,7 +129,7 @@ class CallTable:
         program, general = self.environment.program, self.general
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling():
+            if is_dynamo_compiling() or is_jit_tracing():
                 return program(*args, **kwargs)
             if is_watched():
                 return general(*args, **kwargs)

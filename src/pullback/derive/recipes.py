@@ -171,7 +171,8 @@ class Recipes:
             before = self._state()
             self.require_seen(args)
             captured = _captured(program, args, needs, opaque=self.opaque)
-            _require_unchanged(captured.name, _changed(captured))
+            changed = [captured.inputs[place].name for place, _ in captured.mutated]
+            _require_unchanged(captured.name, changed)
             _require_nothing_kept(captured.name, before, self._state())
             verify(captured, program, args)
             return recipe_of(captured, self.save, program, self._state())
@@ -302,10 +303,6 @@ def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
         _name(program),
         [name for name, is_changed in zip(names, changed, strict=True) if is_changed],
     )
-
-
-def _changed(captured: Capture) -> list[str]:
-    return [captured.inputs[place].name for place, _ in captured.mutated]
 
 
 class InputChangedError(CaptureError):

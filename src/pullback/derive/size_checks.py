@@ -1,4 +1,4 @@
-"""The sizes that a text was written for, and the lines with which it says so.
+"""The sizes that a text was written for, and the lines with which it says what it asks of inputs.
 
 A capture holds sizes as symbols. Where the program made a number of one (a Python loop over rows, a
 branch), the text holds for that number alone, and begins with a check. Other assumptions on sizes
@@ -25,16 +25,17 @@ from pullback.judge.observed import Call
 from pullback.judge.trial_rows import TrialRow
 from pullback.judge.unchecked_kernels import is_unchecked
 
-_SHAPE = re.compile(r"\b[^\W\d]\w*\.(?:shape\[\d+\]|dim\(\))")
-_FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+)")
+_SHAPE = re.compile(r"\b[^\W\d]\w*\.(?:shape\[\d+\]|dim\(\)|dtype)")
+_FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+|torch\.\w+)")
 _TIED = re.compile(rf"({_SHAPE.pattern}) == ({_SHAPE.pattern})")
 _LEAST = re.compile(rf"(\d+) <= ({_SHAPE.pattern})")
 _SAME = re.compile(r"(\w+\.shape) == (\w+\.shape)")
+_AMONG = re.compile(r"(\w+\.dtype) in \((.*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class SizeCheck:
-    """A condition on sizes that a text needs, as Python: `x.shape[0] == 6`."""
+class InputCheck:
+    """A condition on inputs that a text needs, as Python: `x.shape[0] == 6`."""
 
     condition: str
 
@@ -47,15 +48,16 @@ class SizeCheck:
 
     def holds(self, names: Sequence[str], tensors: Sequence[Tensor]) -> bool:
         """Whether it holds for these tensors under these names."""
-        return bool(eval(self.condition, dict(zip(names, tensors, strict=True))))
+        space = {"torch": torch, **dict(zip(names, tensors, strict=True))}
+        return bool(eval(self.condition, space))
 
     @property
     def _got(self) -> str:
-        """The sizes that it is about, as a part of an f-string."""
+        """What it is about, as a part of an f-string."""
         if _SAME.fullmatch(self.condition):
             return " and ".join(f"{{tuple({shape})}}" for shape in self.condition.split(" == "))
         sizes = list(dict.fromkeys(_SHAPE.findall(self.condition)))
-        if self._equal or _LEAST.fullmatch(self.condition):
+        if self._equal or self._bounded:
             return " and ".join(f"{{{size}}}" for size in sizes)
         return ", ".join(f"{size} = {{{size}}}" for size in sizes)
 
@@ -64,6 +66,8 @@ class SizeCheck:
         """What must hold, for a message."""
         if equal := self._equal:
             return f"{equal[1]} must be {equal[2]}"
+        if among := _AMONG.fullmatch(self.condition):
+            return f"{among[1]} must be {among[2].replace(', ', ' or ')}"
         least = _LEAST.fullmatch(self.condition)
         return f"{least[2]} must be at least {least[1]}" if least else f"{self.condition} must hold"
 
@@ -72,17 +76,24 @@ class SizeCheck:
         """The condition that it does not hold."""
         if equal := self._equal:
             return f"{equal[1]} != {equal[2]}"
+        if among := _AMONG.fullmatch(self.condition):
+            return f"{among[1]} not in ({among[2]})"
         least = _LEAST.fullmatch(self.condition)
         return f"{least[2]} < {least[1]}" if least else f"not ({self.condition})"
 
     @property
+    def _bounded(self) -> re.Match[str] | None:
+        """The two sides, where it says what one size or dtype may be at least, or among what."""
+        return _LEAST.fullmatch(self.condition) or _AMONG.fullmatch(self.condition)
+
+    @property
     def _equal(self) -> re.Match[str] | None:
-        """The two sides, where it says that a size is a number or another size."""
+        """The two sides, where it says that a size or dtype is a given one, or that of another."""
         every = (form.fullmatch(self.condition) for form in (_FIXED, _TIED, _SAME))
         return next((found for found in every if found), None)
 
 
-def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...]:
+def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[InputCheck, ...]:
     """What the user's code fixed or decided by sizes; `names` are those of the inputs.
 
     Where a kernel may go wrong by sizes that do not fit, also that they do.
@@ -100,12 +111,12 @@ def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...
         texts = (clause_in_words(clause, names) for clause in captured.clauses)
         forms = (_TIED, _FIXED)
         found |= {t: None for t in texts if t and any(form.fullmatch(t) for form in forms)}
-    return tuple(map(SizeCheck, found))
+    return tuple(map(InputCheck, found))
 
 
 def needed_sizes(
-    comparison: Comparison, names: Sequence[str], call: Call, checks: Sequence[SizeCheck]
-) -> list[SizeCheck]:
+    comparison: Comparison, names: Sequence[str], call: Call, checks: Sequence[InputCheck]
+) -> list[InputCheck]:
     """The checks besides `checks` without which a text is wrong for sizes it was not written for.
 
     Of the assumptions of the capture, and of its sizes that are numbers, those that keep out most
@@ -113,27 +124,29 @@ def needed_sizes(
     """
     wrong, right = comparison.misled(call, comparison.sizes)
     wrong = [row for row in wrong if all(check.holds(names, row.tensors) for check in checks)]
-    found, wrong = _chosen(dict(_assumptions(comparison.captured, names)), wrong, right)
-    fixed, _ = _chosen(dict(_numbers(comparison.captured, names)), wrong, [])
+    found, wrong = chosen_checks(dict(_assumptions(comparison.captured, names)), wrong, right)
+    fixed, _ = chosen_checks(dict(_numbers(comparison.captured, names)), wrong, [])
     return found + fixed
 
 
-def needed_ranks(comparison: Comparison, names: Sequence[str], call: Call) -> list[SizeCheck]:
+def needed_ranks(comparison: Comparison, names: Sequence[str], call: Call) -> list[InputCheck]:
     """The numbers of dimensions without which a text is wrong: a mean divides by one size, say."""
     wrong, right = comparison.misled(call, comparison.ranks)
     pairs = zip(names, comparison.captured.joint.inputs, strict=True)
-    checks = [SizeCheck(f"{name}.dim() == {node.meta['val'].dim()}") for name, node in pairs]
-    return _chosen({one.condition: partial(one.holds, names) for one in checks}, wrong, right)[0]
+    checks = [InputCheck(f"{name}.dim() == {node.meta['val'].dim()}") for name, node in pairs]
+    return chosen_checks(
+        {one.condition: partial(one.holds, names) for one in checks}, wrong, right
+    )[0]
 
 
 Tests = dict[str, Callable[[Sequence[Tensor]], bool]]
 
 
-def _chosen(
+def chosen_checks(
     tests: Tests, wrong: list[TrialRow], right: Sequence[TrialRow]
-) -> tuple[list[SizeCheck], list[TrialRow]]:
+) -> tuple[list[InputCheck], list[TrialRow]]:
     """The best of some tests, as checks, and the wrong rows that none of them keeps out."""
-    found = list[SizeCheck]()
+    found = list[InputCheck]()
     while wrong:
         kept_out = {t: [r for r in wrong if not holds(r.tensors)] for t, holds in tests.items()}
         lost = {
@@ -144,7 +157,7 @@ def _chosen(
         if not useful:
             break
         best = max(useful, key=lambda t: (len(kept_out[t]) - lost[t], -len(t)))
-        found.append(SizeCheck(best))
+        found.append(InputCheck(best))
         wrong = [row for row in wrong if row not in kept_out[best]]
     return found, wrong
 
@@ -154,6 +167,10 @@ def _assumptions(
 ) -> Iterator[tuple[str, Callable[[Sequence[Tensor]], bool]]]:
     """What a capture goes by in sizes, as Python, each with its test on tensors."""
     yield from _numbers(captured, names, is_fixed=True)
+    for name, node in zip(names, captured.joint.inputs, strict=True):
+        for dim in range(node.meta["val"].dim()):
+            check = InputCheck(f"1 <= {name}.shape[{dim}]")  # a capture takes no size for 0
+            yield check.condition, partial(check.holds, names)
     for clause in captured.clauses:
         if text := clause_in_words(clause, names):
             yield text, partial(captured.stage.meets, clause)
@@ -166,13 +183,13 @@ def _numbers(
     for name, node in zip(names, captured.joint.inputs, strict=True):
         for dim, size in enumerate(node.meta["val"].shape):
             if not (is_fixed and is_open(size)):
-                check = SizeCheck(f"{name}.shape[{dim}] == {int(numbers_of([size])[0])}")
+                check = InputCheck(f"{name}.shape[{dim}] == {int(numbers_of([size])[0])}")
                 yield check.condition, partial(check.holds, names)
 
 
 def gathered(
-    checks: Sequence[SizeCheck], captured: Capture, names: Sequence[str]
-) -> list[SizeCheck]:
+    checks: Sequence[InputCheck], captured: Capture, names: Sequence[str]
+) -> list[InputCheck]:
     """The checks, with one of whole shapes in the place of those of all their sizes."""
     ranks = {
         name: node.meta["val"].dim()
@@ -180,10 +197,10 @@ def gathered(
     }
     found = list(dict.fromkeys(checks))
     for a, b in itertools.permutations(names, 2):
-        sizes = {SizeCheck(f"{a}.shape[{d}] == {b}.shape[{d}]") for d in range(ranks[a])}
+        sizes = {InputCheck(f"{a}.shape[{d}] == {b}.shape[{d}]") for d in range(ranks[a])}
         if ranks[a] == ranks[b] and len(sizes) > 1 and sizes <= set(found):
             place = min(map(found.index, sizes))
-            found[place] = SizeCheck(f"{a}.shape == {b}.shape")
+            found[place] = InputCheck(f"{a}.shape == {b}.shape")
             found = [check for check in found if check not in sizes]
     return found
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, CaptureInput
 from pullback.capture.trees import Spec, is_row, literal_of, paths_of, unflatten
 from pullback.derive.again import Again, again_of, refused_again
+from pullback.derive.dtypes import is_alike, misled_by_dtypes, needed_dtypes, recaptured
 from pullback.derive.forward_lines import (
     history_marks,
     idle_among,
@@ -23,14 +25,22 @@ from pullback.derive.forward_lines import (
     taken_apart,
 )
 from pullback.derive.recipe import Parts, parts_of
-from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_ranks, needed_sizes
+from pullback.derive.size_checks import (
+    InputCheck,
+    fixed_sizes,
+    gathered,
+    needed_ranks,
+    needed_sizes,
+)
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text
 from pullback.graph.copies import graph_returning
 from pullback.graph.literals import python_literal
+from pullback.graph.names import unused
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
+from pullback.graph.values import is_smooth
 from pullback.judge.comparison import Comparison
 from pullback.judge.observed import Call
 from pullback.judge.tensor_specs import TensorSpec
@@ -71,11 +81,53 @@ def function_source(
 ) -> FunctionSource:
     """The Function `name` as text, which can be differentiated again, or refuses it.
 
-    `said` is where its docstring and arguments are read. The text is compared with the program:
-    what differs is written without the rules that only make it read better, and then refused.
+    `said` is where its docstring and arguments are read. It is right for inputs of other dtypes:
+    where the example hides a cast it is written from a capture that shows it. If there is none that
+    is right for all, it says with a check for which dtypes it is.
+    """
+    write = functools.partial(_compared, save=save, name=name, said=said)
+    source = write(comparison)
+    wrong, right = misled_by_dtypes(comparison, _called(comparison, source, name))
+    if not wrong:
+        return source
+    for row in wrong:
+        other = recaptured(comparison, row)
+        if other is None:
+            continue
+        try:
+            found = write(other)
+        except PullbackError:  # it has no text in these dtypes
+            continue
+        call = _called(comparison, found, name)
+        rows = (comparison.rows[0], *wrong, *right)
+        if not comparison.difference(call) and all(is_alike(comparison, call, r) for r in rows):
+            return found
+    names = [source.parts.names[node] for node in source.parts.joint.inputs]
+    checks = needed_dtypes(comparison, names, wrong, right)
+    narrow = Comparison(
+        comparison.captured,
+        comparison.program,
+        comparison.specs,
+        is_narrow=True,
+        needs=comparison.wanted.needs,
+    )
+    return write(narrow, checks=checks)
+
+
+def _compared(
+    comparison: Comparison,
+    *,
+    save: str | int,
+    name: str,
+    said: Any,
+    checks: Sequence[InputCheck] = (),
+) -> FunctionSource:
+    """The Function `name` as text with these checks, compared with the program.
+
+    What differs is written without the rules that only make it read better, and then refused.
     """
     captured = comparison.captured
-    written = functools.partial(_written, comparison, save, name, said)
+    written = functools.partial(_written, comparison, save, name, said, checks)
     try:
         source = written(readable_parts(captured, save))
         found = _difference(comparison, source, name)
@@ -108,9 +160,14 @@ def differing_text(name: str, found: TextDifference | None) -> DifferingTextErro
 
 
 def _written(
-    comparison: Comparison, save: str | int, name: str, said: Any, parts: Parts
+    comparison: Comparison,
+    save: str | int,
+    name: str,
+    said: Any,
+    dtypes: Sequence[InputCheck],
+    parts: Parts,
 ) -> FunctionSource:
-    """The text of these graphs, with the checks of sizes that it needs."""
+    """The text of these graphs, with the checks of dtypes, and those of sizes that it needs."""
     captured = comparison.captured
     names = [parts.names[node] for node in parts.joint.inputs]
     constants = tuple(
@@ -118,7 +175,7 @@ def _written(
         for one, given in zip(captured.inputs, names, strict=True)
         if one.kind == "constant"
     )
-    checks, goes_by_layout = list(fixed_sizes(captured, names)), False
+    checks, goes_by_layout = [*dtypes, *fixed_sizes(captured, names)], False
 
     def made(more: Again) -> FunctionSource:
         doc = _doc(captured, parts, said, more.extra, checks)
@@ -128,26 +185,27 @@ def _written(
         lines += _backward(captured, parts, more)
         return FunctionSource(parts, constants, tuple(lines))
 
-    def call(source: FunctionSource) -> Call:
-        return comparison.of_function(_applied(source, name))
+    def call() -> Call:
+        return _called(comparison, made(more), name)
 
-    more = again_of(parts, name)
-    checks += needed_sizes(comparison, names, call(made(more)), checks)
+    more = again_of(parts, name, _dtype_names(captured, parts))
+    checks += needed_sizes(comparison, names, call(), checks)
     checks = gathered(checks, captured, names)
-    checks = [*needed_ranks(comparison, names, call(made(more))), *checks]
-    goes_by_layout = reads_memory(captured) or not comparison.is_same_strided(call(made(more)))
-    if not more.is_refusing and not comparison.is_same_twice(call(made(more))):
+    checks = [*needed_ranks(comparison, names, call()), *checks]
+    goes_by_layout = reads_memory(captured) or not comparison.is_same_strided(call())
+    if not more.is_refusing and not comparison.is_same_twice(call()):
         more = refused_again(name, "its ops do not tell its second derivative")
     return made(more)
 
 
 def _difference(comparison: Comparison, source: FunctionSource, name: str) -> TextDifference | None:
-    return comparison.difference(comparison.of_function(_applied(source, name)))
+    return comparison.difference(_called(comparison, source, name))
 
 
-def _applied(source: FunctionSource, name: str) -> Any:
+def _called(comparison: Comparison, source: FunctionSource, name: str) -> Call:
     """What the text of a Function computes."""
-    return loaded("\n".join(["import torch", *source.constants, *source.lines]))[name].apply
+    space = loaded("\n".join(["import torch", *source.constants, *source.lines]))
+    return comparison.of_function(space[name].apply)
 
 
 def loaded(text: str) -> dict[str, Any]:
@@ -196,7 +254,7 @@ def _doc(
     parts: Parts,
     program: Any,
     extra: Sequence[str],
-    checks: Sequence[SizeCheck],
+    checks: Sequence[InputCheck],
 ) -> list[str]:
     said = (inspect.getdoc(program) or "").split("\n\n")[0] or "Derived."
     said = said.replace("\\", "\\\\").replace('"""', "'''")
@@ -208,8 +266,9 @@ def _doc(
     plain = _plain_values(captured, program)
     text += ["", *textwrap.wrap(f"Written for {', '.join(plain)}.", DOC_WIDTH - 4)] if plain else []
     if checks:
-        sizes = f"Written for sizes with {', '.join(check.condition for check in checks)}."
-        text += ["", *textwrap.wrap(sizes, DOC_WIDTH - 4)]
+        said = ", ".join(check.condition for check in checks)
+        kind = "inputs" if any(".dtype" in check.condition for check in checks) else "sizes"
+        text += ["", *textwrap.wrap(f"Written for {kind} with {said}.", DOC_WIDTH - 4)]
     form = returned_form(captured)
     text += ["", *textwrap.wrap(f"Returns {form}.", DOC_WIDTH - 4)] if form else []
     return _indented(['"""' + text[0], *text[1:], '"""'], 1)
@@ -244,12 +303,12 @@ def _forward(
     parts: Parts,
     more: Again,
     name: str,
-    checks: Sequence[SizeCheck],
+    checks: Sequence[InputCheck],
     *,
     goes_by_layout: bool,
 ) -> list[str]:
     captured = comparison.captured
-    text = graph_text(parts.forward, parts.names)
+    text = graph_text(parts.forward, parts.names, _dtype_names(captured, parts))
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
     returned, kept = list(text.returned[:count]), text.returned[count : count + saved]
@@ -262,6 +321,7 @@ def _forward(
     body += [f"ctx.save_for_backward({', '.join(kept)})"] if kept else []
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
         body.append(f"ctx.{parts.names[node]} = {value}")
+    body += [f"ctx.{name} = {owner}.dtype" for name, owner in _kept_dtypes(captured, parts)]
     body += taken_apart(captured, parts, returned)
     body += history_marks(comparison, returned)
     body.append(return_line(captured, returned))
@@ -281,8 +341,31 @@ def returning(row: Sequence[str], spec: Spec) -> str:
     return f"return ({row[0]},)" if is_row_of_one else f"return {', '.join(row)}"
 
 
+def _dtypes(captured: Capture, parts: Parts) -> dict[torch.dtype, fx.Node]:
+    """The dtypes that a call brings along, each with the first input that has it."""
+    pairs = zip(captured.inputs, parts.joint.inputs, strict=True)
+    given = [node for one, node in pairs if one.is_given and is_smooth(node)]
+    return {node.meta["val"].dtype: node for node in reversed(given)}
+
+
+def _dtype_names(captured: Capture, parts: Parts) -> dict[torch.dtype, str]:
+    """The names of these where no tensor in sight has them."""
+    taken = {*parts.names.values()}
+    owners = _dtypes(captured, parts).items()
+    return {dtype: unused(f"{parts.names[node]}_dtype", taken) for dtype, node in owners}
+
+
+def _kept_dtypes(captured: Capture, parts: Parts) -> list[tuple[str, str]]:
+    """The names of dtypes that backward reads, each with that of the input it is of."""
+    names = _dtype_names(captured, parts)
+    text = graph_text(parts.backward, parts.names, names)
+    read = set(NAME.findall("\n".join([*text.statements, *text.returned])))
+    owners = _dtypes(captured, parts)
+    return [(name, parts.names[owners[d]]) for d, name in names.items() if name in read]
+
+
 def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
-    text = graph_text(parts.backward, parts.names)
+    text = graph_text(parts.backward, parts.names, _dtype_names(captured, parts))
     saved, numbers = len(parts.cut.saved), len(parts.cut.numbers)
     cotangents = list(text.parameters[saved + numbers :])
     body = []
@@ -291,6 +374,7 @@ def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
         body.append(f"{f'({row[0]},)' if len(row) == 1 else ', '.join(row)} = ctx.saved_tensors")
     for name in text.parameters[saved : saved + numbers]:
         body.append(f"{name} = ctx.{name}")
+    body += [f"{name} = ctx.{name}" for name, _ in _kept_dtypes(captured, parts)]
     pulled = iter(text.returned)
     gradients = [next(pulled) if one.needs else "None" for one in captured.inputs if one.is_given]
     body += [*more.lines, *text.statements, f"return {', '.join(gradients)}"]

@@ -98,7 +98,8 @@ def compare_backwards(
         derived = captured_on_examples(trials, trials.program, used)
     if derived is None:
         return None
-    rows = [trial for trial in _showing(trials, wrong) if _serve((hand, derived), trial)]
+    both = hand, derived
+    rows = [t for t in _showing(trials, wrong) if all(one.serves(t.tensors) for one in both)]
     user = run_graph(hand, _tidied(hand.joint), rows)
     if not rows or not _is_faithful(user, rows):
         return None  # a graph that does not give what its program gives explains nothing
@@ -124,10 +125,6 @@ def _showing(trials: Trials, wrong: Sequence[WrongGradient]) -> list[GradientTri
     small = [trial for trial in trials.all if not trial.is_large]
     is_shown = all(any(trial.is_wrong(one.place) for trial in small) for one in wrong)
     return small if is_shown else trials.all
-
-
-def _serve(captured: Sequence[Capture], trial: GradientTrial) -> bool:
-    return all(one.serves(trial.tensors) for one in captured)
 
 
 def _tidied(joint: JointGraph) -> JointGraph:

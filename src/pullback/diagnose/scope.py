@@ -96,7 +96,7 @@ class Scope:
         """Add a value, unless one is equal to it in every trial; the one that is kept."""
         shelf = self._shelves.setdefault(_label(known), [])
         for other in shelf:
-            if _equal(other.values, known.values):
+            if all(map(_same, other.values, known.values)):
                 return other
         shelf.append(known)
         self.known.append(known)
@@ -121,10 +121,6 @@ def _label(known: NamedValue) -> Any:
     head = torch.view_as_real(flat) if flat.is_complex() else flat
     numbers = [float(f"{float(x):.6g}") for x in head.reshape(-1)]
     return tuple(first.shape), str(first.dtype), tuple(numbers)
-
-
-def _equal(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    return all(map(_same, one, two))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -14,7 +14,7 @@ def template_text(template: str, **values: Any) -> str:
     return _templates().get_template(f"{template}.jinja").render(values)
 
 
-def function_of(template: str, **values: Any) -> Any:
+def template_function(template: str, **values: Any) -> Any:
     """The one function of a template, to do here what an emitted file does."""
     space: dict[str, Any] = {"torch": torch}
     exec(template_text(template, **values), space)

@@ -97,7 +97,10 @@ def _apply_in_general(info: FunctionInfo, args: tuple[Any, ...], kwargs: dict[st
                 _warn_hidden(info, name, arg)
     is_whole = not lacks_backward(info.cls)
     if is_whole and transforms_active() and not (info.traverses or _plain_keywords(info, kwargs)):
-        return torch_apply(info.cls)(*args, **kwargs)
+        if not kwargs.keys() <= set(info.signature.names):
+            return torch_apply(info.cls)(*args, **kwargs)
+        # PyTorch before 2.13 passes on what it has bound a second time.
+        return torch_apply(info.cls)(*info.signature.bind(args, kwargs))
     keywords = info.signature.keywords(kwargs)
     if kwargs or info.fixed != -1:
         args = info.signature.bind(args, kwargs)

@@ -138,6 +138,10 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
+"""Whether `torch.jit.trace` records what runs: sizes are tensors then, and ops of the program are
+all that it can record."""
+
 _is_batched: Any = torch._C._functorch.is_batchedtensor
 _is_legacy_batched: Any = torch._C._functorch.is_legacy_batchedtensor
 

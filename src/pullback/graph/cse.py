@@ -35,7 +35,8 @@ def cse(source: Source, *, across_phases: bool = False) -> Source:
     for node in list(calls(graph)):
         if not _is_pure(node):
             continue
-        key = (None if across_phases else phase_of(node), _key(node))
+        phase = None if across_phases else phase_of(node)
+        key = phase, node.target, _frozen(node.args), _frozen(node.kwargs)
         earlier = first.setdefault(key, node)
         if earlier is not node and not _both_escape(earlier, node, outputs):
             _merge(node, earlier)
@@ -47,10 +48,6 @@ def _is_pure(node: fx.Node) -> bool:
     if node.op != "call_function" or op_name(node) in UNDEFINED:
         return False
     return not (is_random(node) or is_mutating(node) or is_opaque(node))
-
-
-def _key(node: fx.Node) -> Any:
-    return node.target, _frozen(node.args), _frozen(node.kwargs)
 
 
 def _frozen(arg: Any) -> Any:

@@ -22,9 +22,6 @@ def drop_dead(source: Source) -> Source:
 def erase_dead(graph: fx.Graph) -> None:
     """Erase the dead nodes of a graph that the caller owns."""
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and not node.users and not _has_effect(node):
+        is_unread = node.op == "call_function" and not node.users
+        if is_unread and not is_random(node) and not is_mutating(node):
             graph.erase_node(node)
-
-
-def _has_effect(node: fx.Node) -> bool:
-    return is_random(node) or is_mutating(node)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from pullback.errors import UnsupportedOpError
@@ -68,10 +69,18 @@ def function_text(
     return "\n".join([head, *body, f"    return {returned}", ""])
 
 
-def graph_text(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text:
-    """The parts of the text of `graph`, for those who put their own head around it."""
+def graph_text(
+    graph: fx.Graph,
+    names: Mapping[fx.Node, str] | None = None,
+    dtypes: Mapping[torch.dtype, str] | None = None,
+) -> Text:
+    """The parts of the text of `graph`, for those who put their own head around it.
+
+    `dtypes` are those that are not the same for every call, each with the name that it has where no
+    tensor in sight is of it; by default, those of all tensors in sight.
+    """
     live = drop_dead(graph)
-    page = _Page(live, names or {})
+    page = _Page(live, names or {}, dtypes)
     for node in live.nodes:
         page.write(node)
     parameters = tuple(page.names[node] for node in page.writer.placeholders)
@@ -82,7 +91,12 @@ def graph_text(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> T
 class _Page:
     """A text that grows node by node."""
 
-    def __init__(self, graph: fx.Graph, names: Mapping[fx.Node, str]) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        names: Mapping[fx.Node, str],
+        dtypes: Mapping[torch.dtype, str] | None,
+    ) -> None:
         wishes = {node.name: name for node, name in names.items()}
         given = names.given if isinstance(names, Names) else names.keys()
         self.wishes = wishes
@@ -92,7 +106,7 @@ class _Page:
         self.lines: list[Line] = []
         self.used = {wishes[name] for name in self.given if name in wishes}
         placeholders = tuple(graph.find_nodes(op="placeholder"))
-        self.writer = PythonWriter(placeholders, self.names, {})
+        self.writer = PythonWriter(placeholders, self.names, {}, dtypes)
 
     # ---- names ----
 

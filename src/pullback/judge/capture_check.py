@@ -22,7 +22,7 @@ from pullback.capture.layouts import in_memory_order, in_order_of, strided_copy
 from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import like_given, moved_a_little, normal
 from pullback.capture.trees import flatten, kept, unflatten
-from pullback.errors import DifferingCaptureError
+from pullback.errors import CaptureError, DifferingCaptureError
 from pullback.function.isolation import seeded
 from pullback.judge.closeness import (
     HalfTheDigits,
@@ -80,6 +80,7 @@ def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[An
     """
     leaves, _ = flatten(tuple(examples))
     own = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    _require_values(captured.name, own)
     check = _Check(captured, program)
     if captured.opaque:
         check.compare(own, 1, must_run=True)
@@ -294,6 +295,16 @@ def _doubled(leaf: Any) -> Any:
     with torch.enable_grad():
         wide = wide_of(leaf).requires_grad_(leaf.requires_grad)
         return wide if leaf.is_leaf else wide.clone()
+
+
+def _require_values(name: str, tensors: Sequence[Tensor]) -> None:
+    if any(tensor.is_meta for tensor in tensors):
+        raise CaptureError(
+            f"`{name}` must be captured with tensors that have values, to be compared with its "
+            "graph",
+            got="a tensor on the meta device",
+            fix="pass tensors on the device where it will run",
+        )
 
 
 def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tuple[int, ...]]]:

@@ -9,7 +9,8 @@ They differ by rounding. How far they may be apart is said in one of two ways:
   are added up in another order. What is still further apart may be a step: a rounding that fell to
   the other side of a `floor` or of a comparison. The computation at inputs that are a few units
   away in the last place says where, and how much, the result depends on that. Where double
-  precision cannot be had, this stands for the former.
+  precision cannot be had, this stands for the former: the largest of these moves is then the usual
+  error, unless it is more than a rounding of the largest number that takes part.
 - `HalfTheDigits`, for other formulas of the same thing: those round in places of their own, and a
   wrong one is off by far more. It runs nothing, and so suits programs that change between two runs,
   and inputs with ties, which no longer tie when they are moved.
@@ -18,7 +19,7 @@ They differ by rounding. How far they may be apart is said in one of two ways:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,14 +102,16 @@ def equal_tensors(one: Tensor, two: Tensor) -> bool:
 class Measured:
     """What is known of a value besides the expected one; each is computed when it is asked for.
 
-    `exact` gives it in double precision, or None; `near` at inputs nearby. `terms` is how many
-    numbers the longest sum in it adds up, `steps` how many ops it takes.
+    `exact` gives it in double precision, or None; `near` at inputs nearby; `largest` the largest
+    number that takes part. `terms` is how many numbers the longest sum in it adds up, `steps` how
+    many ops it takes.
     """
 
     exact: Callable[[], Any]
     near: Callable[[], Sequence[Any]]
     terms: int
     steps: int
+    largest: Callable[[], float] = lambda: 0.0
 
     def limits(self, got: Tensor, expected: Tensor) -> Limits:
         """A rounding, the error of the expected numbers, and what becomes of inputs nearby."""
@@ -121,8 +124,16 @@ class Measured:
             # What is finite on one side of a step and not on the other can be either.
             moved = (wide_of(near) - wide_of(expected)).abs().nan_to_num(math.inf, math.inf)
             middle = float(moved.median()) if moved.numel() else 0.0  # steps are few
+            if exact is None and moved.numel():
+                # What cancels leaves some roundings of its terms behind, and zeros elsewhere.
+                middle = max(middle, min(float(moved.max()), self._term_rounding(expected)))
             limit = limit + math.sqrt(self.steps) * moved + SIGMAS * middle
         yield expected, limit
+
+    def _term_rounding(self, expected: Tensor) -> float:
+        """How far a sum of numbers as large as the largest may be off."""
+        largest = expected.new_full((), self.largest()).detach()
+        return float(_summing(largest, self.terms))
 
 
 def _rounding(expected: Tensor) -> Tensor:
@@ -179,11 +190,15 @@ class HalfTheDigits:
         yield expected, limit
 
 
+def roundings(nodes: Iterable[fx.Node]) -> set[float]:
+    """The roundings of the dtypes of numbers that the nodes of a graph hold."""
+    values = [held_value(node) for node in nodes if node.op != "output"]
+    return {torch.finfo(value.dtype).eps for value in values if can_differ(value)}
+
+
 def coarsest_rounding(graph: fx.Graph) -> float:
     """The largest rounding that a number in a graph may have gone through."""
-    values = [held_value(node) for node in graph.nodes if node.op != "output"]
-    numbers = [value for value in values if can_differ(value)]
-    return max((torch.finfo(value.dtype).eps for value in numbers), default=0.0)
+    return max(roundings(graph.nodes), default=0.0)
 
 
 def _half(expected: Tensor, eps: float) -> float:

@@ -26,7 +26,14 @@ from pullback.capture.trees import flatten
 from pullback.capture.watch import shielded
 from pullback.function.isolation import drawing_from, seed_torch
 from pullback.graph.parts import calls
-from pullback.judge.closeness import HalfTheDigits, Measured, all_close, largest_number
+from pullback.judge.closeness import (
+    HalfTheDigits,
+    Measured,
+    all_close,
+    largest_number,
+    roundings,
+)
+from pullback.judge.example import can_differ
 from pullback.judge.observed import (
     SEED,
     Call,
@@ -49,7 +56,7 @@ class Comparison:
     `needs` says of the inputs whether their gradients are compared; by default all that exist are.
 
     Guarantee: a comparison that finds nothing has run the program and the other side on every row
-    on which the program itself runs.
+    on which the program itself runs. Where it `is_narrow`, that is in the dtypes of the example.
     """
 
     def __init__(
@@ -58,9 +65,11 @@ class Comparison:
         program: Callable[..., Any],
         specs: Sequence[TensorSpec],
         *,
+        is_narrow: bool = False,
         needs: Sequence[bool] | None = None,
     ) -> None:
         self.captured, self.program, self.specs = captured, program, specs
+        self.is_narrow = is_narrow
         self.wanted = Wanted(
             needs=tuple(one.needs for one in captured.inputs) if needs is None else (*needs,),
             changed=tuple(place for place, _ in captured.mutated),
@@ -114,7 +123,7 @@ class Comparison:
             for place, value in (numbers or {}).items():
                 arguments[place] = value
             seed_torch(SEED)
-            with autocast_as(captured.autocast), _default_dtype(captured.default_dtype):
+            with modes_of(captured):
                 leaves = flatten(function(*arguments))[0]
             kept = [o.is_written for o in captured.outputs if o.returned]
             same = len(kept) == len(leaves)
@@ -162,9 +171,26 @@ class Comparison:
         with aside():
             return observed(call, row.tensors, wanted or self.wanted)
 
-    def apart(self, expected: Observed, found: Observed, row: TrialRow) -> TextDifference | None:
-        """The first difference of what two sides gave for a row."""
-        return first_difference(expected, found, row, self._names)
+    def apart(
+        self, expected: Observed, found: Observed, row: TrialRow, eps: float = 0.0
+    ) -> TextDifference | None:
+        """The first difference of what two sides gave for a row.
+
+        `eps` is the rounding of a dtype that the program is known to cast to for this row.
+        """
+        return first_difference(
+            expected, found, row, self._names, eps=max(eps, self._rounding(row))
+        )
+
+    def _rounding(self, row: TrialRow) -> float:
+        """The coarsest rounding of a row, where numbers that are kept finer go through it.
+
+        By the dtypes of its tensors, and those of the graph that the inputs do not bring along.
+        """
+        joint = self.captured.joint
+        given = {torch.finfo(t.dtype).eps for t in row.tensors if can_differ(t)}
+        found = given | (roundings(joint.graph.nodes) - roundings(joint.inputs))
+        return max(found) if len(found) > 1 else 0.0
 
     def measurably_apart(
         self, expected: Observed, found: Observed, row: TrialRow
@@ -209,10 +235,10 @@ class Comparison:
                     return found
         return None
 
-    def agrees(self, call: Call, row: TrialRow) -> bool:
-        """Whether the program runs on a row, and `call` gives the same."""
+    def agrees(self, call: Call, row: TrialRow, eps: float = 0.0) -> bool:
+        """Whether the program runs on a row, and `call` gives the same; `eps` as in `apart`."""
         expected = self.expected(row)
-        return expected is not None and not self.apart(expected, self.observe(call, row), row)
+        return expected is not None and not self.apart(expected, self.observe(call, row), row, eps)
 
     def misled(self, call: Call, rows: Sequence[TrialRow]) -> tuple[list[TrialRow], list[TrialRow]]:
         """Of rows that the capture does not serve, those where `call` is wrong, and right.
@@ -274,6 +300,8 @@ class Comparison:
     @functools.cached_property
     def is_wide(self) -> bool:
         """Whether the inputs have room for more digits, and the program takes them with those."""
+        if self.is_narrow:
+            return False
         row = self.rows[0]
         pairs = zip(row.tensors, row.widened(self.captured).tensors, strict=True)
         is_narrow = any(a.dtype != b.dtype for a, b in pairs)
@@ -302,7 +330,9 @@ class Comparison:
         if mine is None or theirs is None:
             return theirs is None and (mine is None or not self.captured.is_handwritten)
         floor = SMALL * max([1.0, *map(largest_number, theirs)])
-        return all_close(mine, theirs, HalfTheDigits(floor, is_ignored=True))
+        return all_close(
+            mine, theirs, HalfTheDigits(floor, is_ignored=True, eps=self._rounding(row))
+        )
 
     def twice(self, call: Call, row: TrialRow) -> list[Tensor | None] | None:
         """The second derivatives of one side, or None if it raises."""
@@ -365,6 +395,13 @@ def aside() -> Iterator[None]:
     """Record gradients without effect outside: no watcher, warning or random state sees it."""
     with drawing_from(SEED), shielded(), autocast_off(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def modes_of(captured: Capture) -> Iterator[None]:
+    """The modes that a program was captured under."""
+    with autocast_as(captured.autocast), _default_dtype(captured.default_dtype):
         yield
 
 

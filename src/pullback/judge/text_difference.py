@@ -102,10 +102,13 @@ def first_difference(
     row: TrialRow,
     names: Sequence[str],
     measure: AbstractMeasure | None = None,
+    *,
+    eps: float = 0.0,
 ) -> TextDifference | None:
     """What differs first, if anything; `names` are those of the inputs that need a gradient.
 
-    Without a `measure`, results may differ in half of their digits.
+    Without a `measure`, results may differ in half of their digits, or of those of a coarser dtype
+    in between, whose rounding is `eps`.
     """
     if found.error:
         return TextDifference("the call", row.what, "a result", found.error, name=found.error_type)
@@ -122,7 +125,7 @@ def first_difference(
             return TextDifference("alone", row.what, one, two, place=place)
     values = list(_values(expected, found, row, names))
     floor = SMALL * max([1.0, *(largest_number(theirs) for _, theirs, _ in values)])
-    measure = measure or _Half(HalfTheDigits(floor, is_ignored=not row.is_usual))
+    measure = measure or _Half(HalfTheDigits(floor, is_ignored=not row.is_usual, eps=eps))
     return _first_value(values, row, measure)
 
 

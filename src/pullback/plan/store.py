@@ -135,6 +135,8 @@ def _evidence(data: dict[str, Any]) -> PlanEvidence:
     weight_of(found.objective)
     if not isinstance(found.signature, list) or not _is_place(found.place, found.signature):
         raise ValueError("no arguments in it, or none to take the size of")
+    if not found.made_with.keys() >= {"torch", "device", "threads", "seconds"}:
+        raise ValueError("no machine in it")
     if not found.chosen or not all(isinstance(border, int) for border in found.borders):
         raise ValueError("no choice in it")
     return found

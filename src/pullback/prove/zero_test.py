@@ -56,18 +56,10 @@ def is_zero_at_points(expression: Expr) -> bool:
     return True
 
 
-def _by_numerator(expression: Expr) -> bool:
-    return bool(numerator_of(expression) == 0)
-
-
-def _by_simplifying(expression: Expr) -> bool:
-    return bool(sympy.simplify(expression) == 0)
-
-
 # Each method, and which share of the time that is left it may take.
 METHODS: list[tuple[Callable[[Expr], bool], float]] = [
-    (_by_numerator, 0.7),
-    (_by_simplifying, 1.0),
+    (lambda expression: bool(numerator_of(expression) == 0), 0.7),
+    (lambda expression: bool(sympy.simplify(expression) == 0), 1.0),
 ]
 
 _WAVES = (sympy.sin, sympy.cos, sympy.tan, sympy.sinh, sympy.cosh, sympy.tanh)

@@ -191,3 +191,25 @@ class Both(Steep):
 )
 def test_what_is_kept_on_the_context_without_a_gradient_is_plain(cls, kinds):
     assert [type(arg) for arg in guessed(target_of(cls))] == kinds
+
+
+class Called(Steep):
+    @staticmethod
+    def forward(ctx, x, gradient):
+        ctx.k = gradient
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.k(g), None
+
+
+def test_no_plain_value_is_made_up_that_backward_cannot_use():
+    assert guessed(target_of(Called)) is None
+    assert "'float' object is not callable" in refusal_of(target_of(Called))
+
+
+def test_a_backward_that_fails_at_tensors_has_inputs():
+    broken = function(unhinted, lambda ctx, g: g.shape[7])
+
+    assert [type(arg) for arg in guessed(target_of(broken))] == [Tensor, Tensor]

@@ -2,9 +2,9 @@
 
 import torch
 
+from pullback.check.job import Job
 from pullback.check.kernels.launches import narrated
 from pullback.check.target.target import target_of
-from pullback.check.work import Job
 from pullback.judge.example import example_of
 from tests.check import functions as f
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import pullback as pb
+from pullback.check.job import Job
 from pullback.check.processes.crash_diagnosis import CrashCause, cause_of
 from pullback.check.rules import selected
 from pullback.check.target.target import target_of
-from pullback.check.work import Job
 from pullback.judge.example import example_of
 from tests.check import functions as f
 

@@ -15,10 +15,10 @@ from torch.autograd import Function
 
 import pullback as pb
 from pullback.check import driving
+from pullback.check.job import Message
 from pullback.check.processes import fresh, isolate
 from pullback.check.processes.confine import tie
 from pullback.check.processes.wire import PrintedOutput
-from pullback.check.work import Message
 from pullback.errors import TargetError
 from pullback.judge.progress import Progress
 from tests.check import functions as f

@@ -1,9 +1,11 @@
 """Findings across ranks as programs of their own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 import pullback as pb
 from benchmarks.faults.ranks.score import GROUPS
 from pullback.check.ranks import programs
+from pullback.check.ranks.spread import layout_of
 
 CASES = {case.name: case for cases in GROUPS.values() for case in cases}
 ROOT = Path(__file__).parents[3]
@@ -60,8 +63,24 @@ def test_group_is_that_of_the_rank_among_its_own():
     assert programs._group_by_rank([(0, 1), (0, 1)]) == "dist.group.WORLD"
 
 
-def test_dtensors_have_no_program():
-    assert program_of("SumSaidToBeWhole") == ""
+def test_dtensor_is_spread_as_it_was_given():
+    lines = program_of("SumOfPartsDivided").splitlines()
+
+    assert "mesh = DeviceMesh('cpu', [0, 1])" in lines
+    assert any(line.startswith("x = spread(") and line.endswith("[Shard(0)])") for line in lines)
+    assert "    total = (out.full_tensor() * g).sum() * (rank in (0,))" in lines
+
+
+def test_part_that_is_said_to_be_whole_is_compared():
+    text = program_of("SumSaidToBeWhole")
+
+    assert "part = out.to_local().detach().flatten()  # said to be one on all ranks" in text
+
+
+def test_placement_that_has_no_code_has_no_program():
+    spread = SimpleNamespace(placements=[object()])
+
+    assert layout_of(spread) is None
 
 
 def run(folder, text, ranks):
@@ -87,6 +106,9 @@ def run(folder, text, ranks):
         ("ColumnWithoutSum", "ColumnLinear", 2),
         ("RingNotReturned", "RingShift", 2),
         ("HalfSummedByAll", "", 4),
+        ("SumOfPartsDivided", "SumOfParts", 4),
+        ("SumSaidToBeWhole", "", 2),
+        ("local_product_unsaid", "local_product", 4),
     ],
 )
 def test_program_fails_under_torchrun(tmp_path, name, right, ranks):
@@ -98,7 +120,7 @@ def test_program_fails_under_torchrun(tmp_path, name, right, ranks):
     if right:
         repaired = run(
             tmp_path,
-            text.replace(f"planted import {name}", f"sound import {right}").replace(name, right),
+            re.sub(rf"planted(?= import {name}\b)", "sound", text).replace(name, right),
             ranks,
         )
         assert repaired.returncode == 0, repaired.stderr

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import resource
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 import pullback as pb
 from benchmarks.faults.ranks import planted, sound
 from benchmarks.faults.ranks.score import GROUPS, score
+from pullback.check.ranks import crew
 from pullback.check.ranks.rules import rank_rules
 from pullback.errors import ExamplesError
 
@@ -37,14 +39,24 @@ def test_sound_function_of_sums_is_silent():
     report = checked("AllReduceSum", allow=("wrapped-differs",))
 
     assert report.ok, str(report)
-    assert report.notes == ("consistent with placements (x: shard, out: shard)",)
+    assert report.notes == (
+        "`out` is one value, and backward takes its cotangent as each rank's own, as "
+        "`torch.distributed.nn` does: what follows may differ between them; declare "
+        "placements={'out': 'replicate'} if that is not meant",
+        "consistent with placements (x: shard, out: shard)",
+    )
 
 
 def test_sound_function_that_passes_is_silent():
     report = checked("ReduceFromRegion", allow=("wrapped-differs",))
 
     assert report.ok, str(report)
-    assert report.notes == ("consistent with placements (x: shard, out: replicate)",)
+    assert report.notes == (
+        "`out` is one value, and backward takes its cotangent as one for all ranks, as Megatron's "
+        "layers do: what follows must be the same on all of them; declare "
+        "placements={'out': 'shard'} if that is not meant",
+        "consistent with placements (x: shard, out: replicate)",
+    )
 
 
 def test_declared_placement_makes_other_convention_wrong():
@@ -69,6 +81,47 @@ def test_deadlock_ends_in_seconds_and_leaves_nothing():
     assert "rank 1 was through, after all_reduce" in finding.got
     assert seconds < 60
     assert ranks_left() == before
+
+
+def test_rank_that_loops_is_named_with_its_line(monkeypatch):
+    monkeypatch.setattr(crew, "LOOPS", 1.0)
+    report = checked("PolledForEver", profile="quick")
+
+    (finding,) = report.findings
+    assert finding.rule.name == "endless-rank"
+    assert re.search(
+        r"rank 0 did not come to an end in \d+ s of work at \S*systems.py:\d+, after ", finding.got
+    )
+    assert "rank 1 waited in all_reduce(float32[3, 2]) over ranks 0, 1 at " in finding.got
+    assert {skip.reason for skip in report.skips if skip.is_refusal} == {"the ranks failed before"}
+
+
+class SumsUnlike(Function):
+    """Sums more rows on each further rank."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x[: 1 + dist.get_rank()].clone()
+        ctx.save_for_backward(y)
+        dist.reduce_scatter_tensor(torch.empty(len(y) * 2), y.new_ones(len(y) * 4))
+        return x + y.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad
+
+
+def test_unlike_tensors_in_one_collective_are_told_with_their_shapes():
+    report = pb.check(SumsUnlike, lambda rank: (torch.ones(4, 3),), ranks=2, profile="quick")
+
+    (finding,) = report.findings
+    assert finding.rule.name == "different-collectives"
+    assert finding.expected == (
+        "tensors of one dtype and size from every rank in reduce_scatter_tensor"
+    )
+    assert "reduce_scatter_tensor(float32[4]) over ranks 0, 1" in finding.got
+    assert "reduce_scatter_tensor(float32[8]) over ranks 0, 1" in finding.got
 
 
 def test_rank_that_leaves_a_collective_out_for_zeros_is_found():

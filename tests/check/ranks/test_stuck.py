@@ -7,32 +7,60 @@ import time
 import pytest
 
 from pullback.check.ranks import stuck
-from pullback.check.ranks.collectives import SLOT, RankState, Slot
-from pullback.check.ranks.stuck import StuckWatch, ThreadTimes, threads_of
+from pullback.check.ranks.collectives import SLOT, RankState, Slot, Step
+from pullback.check.ranks.stuck import Patience, StuckWatch, ThreadTimes, threads_of
+from pullback.check.ranks.whereabouts import RankStack
 
 LONGEST = 120.0
+OWN = RankStack((("mine.py", "forward", 3),), is_own=True)
+COMPILES = RankStack((("mine.py", "forward", 4),))
+
+
+class Asked:
+    """A rank that says where it stands when it is asked."""
+
+    def __init__(self, stands):
+        self._stands = stands
+
+    def ask(self):
+        pass
+
+    def told(self):
+        return self._stands
 
 
 @pytest.fixture
-def waiting(tmp_path):
-    """A watch of one rank that waits in a collective."""
+def slots(tmp_path):
+    """What is seen of two ranks."""
     with open(tmp_path / "slots", "w+b") as file:
-        file.truncate(SLOT)
-        slot = Slot(file.fileno(), 0)
-    slot.tell(RankState.WAITS, 1)
-    yield StuckWatch([slot], [os.getpid()], LONGEST)
-    slot.close()
+        file.truncate(2 * SLOT)
+        found = [Slot(file.fileno(), rank) for rank in range(2)]
+    yield found
+    for slot in found:
+        slot.close()
 
 
-def first_stuck(monkeypatch, watch, thread, *, apart=0.05, looks=200):
-    """The seconds after which a rank is stuck whose thread is given at each look, or None."""
+@pytest.fixture
+def waiting(slots):
+    """A watch of one rank that waits in a collective."""
+    slots[0].tell(RankState.WAITS, 1)
+    return StuckWatch(slots[:1], [os.getpid()], [Asked(OWN)], Patience(LONGEST))
+
+
+def first_stuck(monkeypatch, watch, thread, *, apart=0.05, looks=200, each=None):
+    """The seconds after which ranks are stuck whose threads are given at each look, or None.
+
+    Each has one thread of the number of its process; `each` is called before each look.
+    """
     start = time.monotonic()
     passed = [0.0]
     monkeypatch.setattr(stuck.time, "monotonic", lambda: start + passed[0])
-    monkeypatch.setattr(stuck, "threads_of", lambda pid: {1: thread(passed[0])})
+    monkeypatch.setattr(stuck, "threads_of", lambda pid: {pid: thread(passed[0])})
     for number in range(1, looks):
         passed[0] = number * apart
-        if watch.is_stuck([0], {}):
+        if each is not None:
+            each(passed[0])
+        if watch.is_stuck(range(len(watch._slots)), {}):
             return passed[0]
     return None
 
@@ -105,9 +133,83 @@ def test_work_of_a_thread_is_seen():
     assert not stuck.has_worked(before, before, 0.0)
 
 
-def test_thread_that_works_for_much_longer_than_before_is_given_up(monkeypatch, waiting):
-    monkeypatch.setattr(waiting, "_busy", 15.0)
+def after_working(monkeypatch, slots, stands, patience, *, share=1.0, looks=3000):
+    """The seconds after which two ranks are stuck, of which the first works in no collective."""
+    slots[0].tell(RankState.WORKS, 1)
+    work = [0.0]
+    monkeypatch.setattr(stuck, "work_of", lambda pid: work[0])
+    watch = StuckWatch(slots, [1, 2], [Asked(stands), Asked(OWN)], patience)
 
-    found = first_stuck(monkeypatch, waiting, lambda now: ThreadTimes(False, now / 4), looks=3000)
+    def each(now):
+        work[0] = share * now
 
-    assert found == pytest.approx(15.0, abs=0.2)
+    def thread(now):
+        return ThreadTimes(False, now)
+
+    return first_stuck(monkeypatch, watch, thread, looks=looks, each=each), watch.endless
+
+
+def test_rank_that_loops_while_another_waits_is_given_up_soon(monkeypatch, slots):
+    slots[1].tell(RankState.WAITS, 2)
+
+    seconds, endless = after_working(monkeypatch, slots, OWN, Patience(LONGEST, own=5.0))
+
+    assert seconds == pytest.approx(stuck.ASKED + 5.0, abs=0.3)
+    assert endless[0].place == "mine.py:3"
+    assert endless[0].seconds == pytest.approx(seconds, abs=0.1)
+
+
+def test_time_of_a_loop_is_that_of_its_processor(monkeypatch, slots):
+    """A tenth of a processor, on a machine with much else to do."""
+    slots[1].tell(RankState.WAITS, 2)
+
+    seconds, _ = after_working(monkeypatch, slots, OWN, Patience(LONGEST, own=5.0), share=0.1)
+
+    assert seconds == pytest.approx(10 * (stuck.ASKED + 5.0), abs=1.0)
+
+
+def test_rank_that_compiles_is_waited_for_until_the_longest(monkeypatch, slots):
+    slots[1].tell(RankState.WAITS, 2)
+
+    seconds, _ = after_working(monkeypatch, slots, COMPILES, Patience(LONGEST, own=5.0))
+
+    assert seconds == pytest.approx(LONGEST, abs=0.2)
+
+
+def test_ranks_that_all_work_have_longer_at_a_first_call(monkeypatch, slots):
+    slots[1].tell(RankState.WORKS, 1)
+
+    first, _ = after_working(monkeypatch, slots, OWN, Patience(LONGEST, own=5.0))
+    slots[1].tell(RankState.WORKS, 1)
+    later, _ = after_working(monkeypatch, slots, OWN, Patience(LONGEST, own=5.0, alone=True))
+
+    assert first == pytest.approx(LONGEST, abs=0.2)
+    assert later == pytest.approx(stuck.ASKED + 5.0, abs=0.3)
+
+
+def test_rank_that_asks_in_vain_for_what_others_do_not_enter_is_stuck(monkeypatch, slots):
+    step = Step("all_reduce", (0, 1), 1, "float32", "all_reduce")
+    slots[0].tell(RankState.WAITS, 1, step)
+    watch = StuckWatch(slots[:1], [1], [Asked(OWN)], Patience(LONGEST, own=5.0))
+    monkeypatch.setattr(stuck, "work_of", lambda pid: time.monotonic())
+
+    found = first_stuck(
+        monkeypatch,
+        watch,
+        lambda now: ThreadTimes(False, now),
+        each=lambda now: slots[0].tell(RankState.POLLS, 1, step),
+    )
+
+    assert found == pytest.approx(stuck.STUCK, abs=0.3)
+
+
+def test_rank_that_asked_once_and_works_on_is_no_deadlock(monkeypatch, slots):
+    step = Step("all_reduce", (0, 1), 1, "float32", "all_reduce")
+    slots[0].tell(RankState.POLLS, 1, step)
+    slots[1].tell(RankState.WAITS, 1, step)
+
+    monkeypatch.setattr(stuck, "work_of", lambda pid: 0.0)
+    watch = StuckWatch(slots, [1, 2], [Asked(OWN)] * 2, Patience(LONGEST, own=5.0))
+    found = first_stuck(monkeypatch, watch, lambda now: ThreadTimes(False, now), looks=100)
+
+    assert found is None

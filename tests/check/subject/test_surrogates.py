@@ -6,7 +6,8 @@ from torch.autograd import Function
 
 import pullback as pb
 from pullback.check.subject.subject import Subject
-from pullback.check.subject.surrogates import Shape, surrogates_of
+from pullback.check.subject.surrogates import surrogates_of
+from pullback.check.target.surrogate import Shape
 from pullback.check.target.target import target_of
 from pullback.judge.example import example_of
 

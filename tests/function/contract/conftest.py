@@ -6,12 +6,20 @@ import pytest
 import torch
 
 import pullback as pb
+from tests.function.everywhere.compare import TORCH_TAKES_KEYWORDS
 
 
 @pytest.fixture(params=[torch.autograd.Function, pb.Function], ids=["torch", "pullback"])
 def Function(request):
     """The base class under test: a shared promise must hold for PyTorch's class too."""
     return request.param
+
+
+@pytest.fixture
+def takes_keywords(Function):
+    """Skip where `apply` takes no keywords: ours does everywhere, PyTorch's from 2.13 on."""
+    if Function is torch.autograd.Function and not TORCH_TAKES_KEYWORDS:
+        pytest.skip("torch.autograd.Function takes keywords from PyTorch 2.13 on")
 
 
 @pytest.fixture(autouse=True)

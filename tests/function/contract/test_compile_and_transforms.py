@@ -358,6 +358,7 @@ def test_setup_context_compiles_in_one_graph(Function):
     compare(lambda x: Scale.apply(x, 3.0) + Scale.apply(x, 2.0), x, fullgraph=True)
 
 
+@pytest.mark.usefixtures("takes_keywords")
 def test_defaults_and_keywords_compile(Function):
     """J07: a default and a keyword argument of a combined forward, fullgraph=True."""
 

@@ -411,7 +411,8 @@ def test_node_carries_the_class_name(Function):
 def test_grad_fn_is_a_graph_node(Function):
     """H12, L63: an instance of Node, with a dict of metadata of its own."""
     x = torch.ones(1, requires_grad=True)
-    first, second = (make_double(Function).apply(x).grad_fn for _ in range(2))
+    outs = [make_double(Function).apply(x) for _ in range(2)]
+    first, second = (out.grad_fn for out in outs)
     first.metadata["note"] = 1
 
     assert isinstance(first, torch.autograd.graph.Node)
@@ -424,8 +425,8 @@ def test_next_functions_line_up_with_tensors(Function):
     x = torch.ones(1, requires_grad=True)
     y = x * 2
     Product = make_product(Function)
-    both = Product.apply(x, 7, y).grad_fn.next_functions
-    one = Product.apply(torch.ones(1), 7, y).grad_fn.next_functions
+    outs = [Product.apply(a, 7, y) for a in (x, torch.ones(1))]
+    both, one = (out.grad_fn.next_functions for out in outs)
 
     assert [type(node).__name__ for node, _ in both] == ["AccumulateGrad", "MulBackward0"]
     assert both[0][0].variable is x

@@ -170,6 +170,7 @@ def test_default_values_work_with_setup_context(Function):
     assert grad(out.sum(), x)[0].tolist() == [2.0] * 3
 
 
+@pytest.mark.usefixtures("takes_keywords")
 def test_keyword_arguments_bind_with_setup_context(Function):
     """L08: keyword arguments are bound to forward's signature, in any order."""
     Scale = make_split_scale(Function)
@@ -181,6 +182,7 @@ def test_keyword_arguments_bind_with_setup_context(Function):
     assert grad(out.sum(), x)[0].tolist() == [2.0] * 3
 
 
+@pytest.mark.usefixtures("takes_keywords")
 def test_keyword_arguments_bind_in_combined_forward(Function):
     """L08: keyword arguments of a combined forward, also for tensors and out of order."""
     Product = make_product(Function)

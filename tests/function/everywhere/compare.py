@@ -11,6 +11,7 @@ Tensors = Callable[[int], tuple[Tensor, ...]]
 
 ROWS = 3
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+TORCH_TAKES_KEYWORDS = TORCH >= (2, 13)  # `torch.autograd.Function.apply`
 
 
 def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

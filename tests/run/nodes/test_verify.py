@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 import pullback as pb
 from pullback.compose import fast_path
 from pullback.errors import WrongCodeWarning
 from pullback.run import backend_of
 from pullback.run.backend import Backend
+from pullback.run.nodes.verify import GraphTrial
 
 run = import_module("pullback.run")
 
@@ -425,6 +427,31 @@ def test_rounding_is_no_fault(case, dtype):
         combined.apply(x)
 
     assert "1 call run by backend" in combined.explain()
+
+
+@pytest.mark.needs_compiler
+def test_rounding_in_a_coarser_dtype_than_the_inputs_is_no_fault():
+    def normed(x):
+        h = x.float()
+        return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype).sin()
+
+    x = leaf(30, 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WrongCodeWarning)
+        combined = pb.combine(normed, x, backend="inductor")
+        combined.apply(x)
+
+    assert "1 call run by backend" in combined.explain()
+
+
+def test_inputs_nearby_lie_in_memory_as_the_inputs_do():
+    row = leaf(1, 3).expand(4, 3), leaf(3, 8)[:, ::2], torch.arange(3)
+    nearby = GraphTrial(fx.Graph(), lambda row: row, row).nearby
+
+    for moved in nearby:
+        assert [x.stride() for x in moved] == [x.stride() for x in row]
+        assert [torch.equal(x, y) for x, y in zip(moved, row, strict=True)] == [False, False, True]
+        torch.testing.assert_close(moved, list(row))
 
 
 def test_random_numbers_and_gradients_stay_as_they_are():

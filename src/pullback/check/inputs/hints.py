@@ -10,7 +10,8 @@ A parameter gets, by its hint:
                             forward keeps as `ctx.k = k`, and backward returns None for, is a
                             plain value: 0.5, else 1, else as the others
 
-The first arguments that forward and backward accept are taken, else the first that forward does.
+The first arguments that forward and backward accept are taken, else the first that forward does;
+but none where a plain value is without a hint and a default: backward may want another.
 """
 
 from __future__ import annotations
@@ -66,28 +67,33 @@ def guess(target: Target, number: int) -> tuple[Any, ...]:
 def number_of_guess(target: Target) -> int | None:
     """The number of the best arguments among those that are tried: it runs the target on each."""
     first = None
-    for number, args in enumerate(_candidates(_parameters(target))):
+    parameters = _parameters(target)
+    is_open = any(hint is AS_PLAIN and default is UNKNOWN for hint, default in parameters)
+    for number, args in enumerate(_candidates(parameters)):
         called = _called(target, args)
         if called is None:
             continue
         try:
             called.pull(cotangents_of(called.outputs, 0))
         except BackwardFailedError:
-            first = number if first is None else first
+            first = number if first is None and not is_open else first
             continue
         return number
     return first
 
 
 def refusal_of(target: Target) -> str:
-    """What forward says of the first arguments that are tried; empty where it takes them."""
+    """What is said of the first arguments that are tried; empty where they are taken."""
     if not _parameters(target):
         return "its signature names no argument"
     try:
         example = example_of(guess(target, 0))
-        run(target.call, example, target.names_of(len(example.args)))
+        called = run(target.call, example, target.names_of(len(example.args)))
+        called.pull(cotangents_of(called.outputs, 0))
     except ForwardRefusedError as refusal:
         return str(refusal)
+    except BackwardFailedError as failure:
+        return f"backward raised {failure}"
     return ""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -27,11 +25,8 @@ def varied(example: Example) -> Example:
     """
     label = f"{example.label}, " if example.label else ""
     made = example.map(_drawn, f"{label}numbers drawn for constant ones")
-    return made if any(a is not b for a, b in _pairs(made, example)) else example
-
-
-def _pairs(one: Example, two: Example) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(tensors_in(one.args), tensors_in(two.args), strict=True)
+    pairs = zip(tensors_in(made.args), tensors_in(example.args), strict=True)
+    return made if any(a is not b for a, b in pairs) else example
 
 
 def _drawn(tensor: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from pullback.capture.places import frames_above
+from pullback.check.job import Job, Message, Tell
 from pullback.check.target.registration import near
-from pullback.check.work import Job, Message, Tell
 from pullback.judge.example import describe_value
 
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}

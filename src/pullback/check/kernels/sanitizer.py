@@ -38,11 +38,11 @@ from typing import Any
 import torch
 
 from pullback.check.findings.finding import Finding, Rule, Severity, Skip
+from pullback.check.job import Job
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.sizes import odd_sizes
 from pullback.check.processes.start import python_calling
 from pullback.check.subject.subject import Subject
-from pullback.check.work import Job
 from pullback.judge.run import CallError
 
 RULE = Rule(

@@ -20,9 +20,9 @@ from pullback.check.models.program import ModelProgram
 from pullback.check.recordings.call import function_name
 from pullback.check.recordings.module_paths import ModulePaths
 from pullback.check.target.registration import near
+from pullback.check.watching.nodes import nodes_from
 from pullback.judge.example import can_differ, tensors_in
 
-NODES = 20_000  # of a graph that is looked through
 TAG = "pullback"
 
 
@@ -74,7 +74,10 @@ class Observer:
         around = [*leaves.values(), *buffers, *tensors_in(self.program.example.args)]
         self._held = {_memory(t) for t in around}
         self._ids = {torch.autograd.graph.get_gradient_edge(t).node: n for n, t in leaves.items()}
-        with watched(self._listen), torch.autograd.graph.saved_tensors_hooks(self._pack, _same):
+        with (
+            watched(self._listen),
+            torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t),
+        ):
             outputs = self.program(leaves)
         seen.has_nan_output = any(bool(o.isnan().any()) for o in outputs if can_differ(o))
         for node in _nodes([o for o in outputs if can_differ(o) and o.requires_grad]):
@@ -149,10 +152,6 @@ def _line_of_user(call: WatchedCall) -> str:
     return ""
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _memory(tensor: Tensor) -> int:
     """What tells the memory of a tensor from others; 0 where it has none of its own."""
     if tensor.layout != torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter):
@@ -174,16 +173,8 @@ def _has_nan(tensor: Tensor) -> bool:
 def _nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
     """The nodes of a graph; each without an origin of its own takes that of who uses it."""
     edges = [t.grad_fn or torch.autograd.graph.get_gradient_edge(t).node for t in tensors]
-    waiting: list[Any] = list(edges)
-    seen: set[Any] = set()
-    while waiting and len(seen) < NODES:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_from(edges):
         yield node
-        for following, _ in node.next_functions:
+        for following, _ in node.next_functions if TAG in node.metadata else ():
             if following is not None:
-                if TAG in node.metadata and TAG not in following.metadata:
-                    following.metadata[TAG] = node.metadata[TAG]
-                waiting.append(following)
+                following.metadata.setdefault(TAG, node.metadata[TAG])

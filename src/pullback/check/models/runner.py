@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pullback.check.findings.finding import Finding, Severity
+from pullback.check.findings.finding import Severity
 from pullback.check.findings.registered import Registered
 from pullback.check.findings.report import FunctionUse, Report
 from pullback.check.models.examine import Examined, ModelRequest, examine, restoring
@@ -160,7 +160,11 @@ def _joined(
     target = asked.target
     uses = _uses(asked, inside, examined)
     places = {use.name: called_at(dict.fromkeys(use.places, 1)) for use in uses}
-    inner = [_located(f, places.get(r.subject, "")) for r in reports for f in r.findings]
+    inner = [
+        replace(finding, facts={**finding.facts, "called": places.get(report.subject, "")})
+        for report in reports
+        for finding in report.findings
+    ]
     explained = {f.subject for f in inner if f.weight is Severity.WRONG}
     explained |= {r.subject for r in reports if r.surrogates}
     explained |= {one.target.name for one in inside if one.target.intent.has_surrogate}
@@ -195,7 +199,3 @@ def _joined(
         interrupted=any(report.interrupted for report in reports),
         functions=uses,
     )
-
-
-def _located(finding: Finding, where: str) -> Finding:
-    return replace(finding, facts={**finding.facts, "called": where})

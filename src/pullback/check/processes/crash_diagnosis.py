@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.job import Job
 from pullback.check.processes.endings import Died
 from pullback.check.processes.fork import Fork
 from pullback.check.processes.watch import Watch
@@ -24,7 +25,7 @@ from pullback.check.repro.writing import with_repro
 from pullback.check.subject.subject import Subject
 from pullback.check.target.spelling import UnspeakableError, imported, spelled
 from pullback.check.target.target import Target
-from pullback.check.work import Job, try_rule, work
+from pullback.check.work import try_rule, work
 from pullback.judge.example import can_differ, describe_value
 
 SECONDS = 5.0  # of work that the second death may take, and of rest

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+from pullback.check.job import Job, Message
 from pullback.check.processes.confine import end_below
 from pullback.check.processes.endings import leave
 from pullback.check.processes.fork import Fork
@@ -23,7 +24,7 @@ from pullback.check.processes.isolate import (
 )
 from pullback.check.processes.watch import Seen, Watch
 from pullback.check.processes.wire import Outbox, PrintedOutput
-from pullback.check.work import Job, Message, seconds_of_rule, work
+from pullback.check.work import seconds_of_rule, work
 from pullback.judge.progress import shared_progress
 from pullback.run.lowering.lower import compile_privately
 

@@ -24,6 +24,7 @@ from types import MappingProxyType
 
 import torch
 
+from pullback.check.job import Job, Message
 from pullback.check.kernels.launches import BLOCKING, narrated
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.tuning import keep_tuned, watch_tuning
@@ -37,7 +38,7 @@ from pullback.check.processes.system import children_of, has_ended
 from pullback.check.processes.warm import warm_up
 from pullback.check.processes.watch import Seen, Watch
 from pullback.check.processes.wire import Inbox, Outbox, PrintedOutput
-from pullback.check.work import Job, Message, work
+from pullback.check.work import work
 from pullback.errors import first_line, type_and_line
 from pullback.judge import progress
 from pullback.judge.example import tensors_in

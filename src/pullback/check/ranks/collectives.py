@@ -34,7 +34,7 @@ from pullback.judge.example import dtype_name, tensors_in
 
 SLOT = mmap.ALLOCATIONGRANULARITY  # bytes for each rank
 MOST = 500  # letters of one step
-_HEAD = "QQQ"  # state, steps so far, bytes of the text
+_HEAD = "QQQQQ"  # state, steps, turns and polls so far, bytes of the text
 _START = struct.calcsize(_HEAD)
 
 # The methods of a group, the names that users know them by, and which argument is written.
@@ -69,7 +69,8 @@ EVEN |= {"broadcast", "gather", "scatter", "all_gather_into_tensor"}
 OPERATORS = "_c10d_functional"
 GROUPS = "c10d"  # and those of the methods of groups
 WAIT = "wait_tensor"
-WAITS = ("wait", "synchronize", "get_future", "is_completed")
+WAITS = ("wait", "synchronize", "get_future")
+POLL = "is_completed"
 
 
 class RankState(IntEnum):
@@ -78,6 +79,7 @@ class RankState(IntEnum):
     IDLE = 0
     WORKS = 1
     WAITS = 2
+    POLLS = 3  # it has asked whether a collective is over, and it was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Step:
     words: str
     place: str = ""
     phase: str = "forward"
+    tensor: str = ""  # the dtype and shape of the first that it brings
     is_from_any: bool = False
     writes: frozenset[int] = frozenset()  # the memory that it writes
     is_waited: bool = True
@@ -124,9 +127,13 @@ class SeenRank:
     """What is seen of a rank from outside."""
 
     state: RankState
-    steps: int = 0
+    steps: int = 0  # collectives that it has begun
+    turns: int = 0  # times that it came to a collective, or out of one
+    polls: int = 0  # times that it has asked in vain whether one is over
     kind: tuple[Any, ...] = ()
     text: str = ""
+    tensor: str = ""
+    ranks: tuple[int, ...] = ()
 
 
 class Slot:
@@ -141,21 +148,26 @@ class Slot:
 
     def tell(self, state: RankState, steps: int, step: Step | None = None) -> None:
         """Say what the rank does now, and the collective that it is in or was in last."""
-        told = [] if step is None else [list(step.kind), str(step)[:MOST]]
+        told = [] if step is None else [step.kind, str(step)[:MOST], step.tensor, step.ranks]
         words = json.dumps(told).encode()
         self._memory[_START : _START + len(words)] = words
-        struct.pack_into(_HEAD, self._memory, 0, int(state), steps, len(words))
+        _, _, turns, polls, _ = struct.unpack_from(_HEAD, self._memory)
+        is_poll = state is RankState.POLLS
+        counts = steps, turns + (not is_poll), polls + is_poll, len(words)
+        struct.pack_into(_HEAD, self._memory, 0, int(state), *counts)
 
     @property
     def seen(self) -> SeenRank:
         """What the rank does, how many collectives it has begun, and the last of them."""
-        state, steps, size = struct.unpack_from(_HEAD, self._memory)
+        state, steps, turns, polls, size = struct.unpack_from(_HEAD, self._memory)
         try:
             told = json.loads(self._memory[_START : _START + size].decode() or "[]")
         except ValueError:  # it is being written
             told = []
-        kind, text = (tuple(told[0]), told[1]) if told else ((), "")
-        return SeenRank(RankState(state), steps, kind, text)
+        kind, text, tensor, ranks = told or ((), "", "", ())
+        return SeenRank(
+            RankState(state), steps, turns, polls, tuple(kind), text, tensor, tuple(ranks)
+        )
 
 
 @dataclass(slots=True)
@@ -206,13 +218,14 @@ class WatchedCollectives:
         if self.slot is not None:
             self.slot.tell(RankState.WORKS, len(self.steps), self.steps[-1] if self.steps else None)
 
-    def waits_for(self, work: Any) -> None:
-        """Note that somebody waits for a collective."""
-        self.waited.add(id(work))
+    def waits_for(self, work: Any, state: RankState = RankState.WAITS) -> None:
+        """Note that somebody waits for a collective, or has asked in vain whether it is over."""
         number = self.works.get(id(work), (None, -1))[1]
-        self.underway.pop(number, None)
+        if state is RankState.WAITS:
+            self.waited.add(id(work))
+            self.underway.pop(number, None)
         if self.slot is not None and number >= 0:
-            self.slot.tell(RankState.WAITS, len(self.steps), self.steps[number])
+            self.slot.tell(state, len(self.steps), self.steps[number])
 
 
 _watched: WatchedCollectives | None = None
@@ -242,8 +255,9 @@ def install() -> Callable[[], None]:
         if hasattr(dist.ProcessGroup, method):
             original = keep(dist.ProcessGroup, method)
             setattr(dist.ProcessGroup, method, _seen(original, name, written, method))
-    for method in WAITS:
-        setattr(dist.Work, method, _awaited(keep(dist.Work, method)))
+    for method in (*WAITS, POLL):
+        seen = _polled if method == POLL else _awaited
+        setattr(dist.Work, method, seen(keep(dist.Work, method)))
 
     def put_back() -> None:
         for owner, method, original in kept:
@@ -284,6 +298,20 @@ def _awaited(original: Any) -> Any:
             return original(work, *args, **kwargs)
         finally:
             watched.goes_on()
+
+    return call
+
+
+def _polled(original: Any) -> Any:
+    @functools.wraps(original)
+    def call(work: Any) -> Any:
+        watched = _watched
+        is_over = original(work)
+        if watched is not None:
+            watched.waits_for(work, RankState.WAITS if is_over else RankState.POLLS)
+            if is_over:
+                watched.goes_on()
+        return is_over
 
     return call
 
@@ -382,7 +410,7 @@ def made_step(
     shape = "" if first is None else f"{dtype_name(first.dtype)}{list(first.shape)}"
     who = f" over ranks {', '.join(map(str, ranks))}" if name not in POINT_TO_POINT else ""
     count, dtype = sum(t.numel() for t in own), "" if first is None else dtype_name(first.dtype)
-    return Step(name, ranks, count, dtype, f"{name}({shape}){who}", place, phase)
+    return Step(name, ranks, count, dtype, f"{name}({shape}){who}", place, phase, shape)
 
 
 def _brought(name: str, args: tuple[Any, ...]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.ranks.collectives import Step
 from pullback.judge.run import Raised
 
@@ -125,12 +126,21 @@ Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap | Progr
 
 
 @dataclass(frozen=True, slots=True)
+class MeshLayout:
+    """How a DTensor lies on its mesh, as code: `mesh` makes the mesh, `placements` the list."""
+
+    mesh: str
+    placements: str
+
+
+@dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of a rank: its value where it can have a gradient, else only words.
 
     `plain` is any other value, where `is_told` says that it can be sent.
-    `is_global` says of a DTensor that `value` is the whole of it. `ranks` are those of a group,
-    `numbers` the whole numbers in it, which may be sizes.
+    `is_global` says of a DTensor that `value` is the whole of it, and `layout` how it lies, where
+    that can be said. `ranks` are those of a group, `numbers` the whole numbers in it, which may be
+    sizes.
     """
 
     words: str
@@ -141,6 +151,7 @@ class Argument:
     is_told: bool = True
     ranks: tuple[int, ...] = ()
     numbers: frozenset[int] = frozenset()
+    layout: MeshLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +176,7 @@ class LocalPart:
     """The part of a DTensor that a rank has, where all are said to have the same."""
 
     value: Tensor
-    what: str
+    what: Output | Gradient
 
 
 @dataclass(frozen=True, slots=True)

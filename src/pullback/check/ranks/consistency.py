@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import product
 
 import torch
@@ -198,6 +199,25 @@ def _nearest(joint: Joint, briefly: Sequence[Judged]) -> list[Judged]:
 def consistent(joint: Joint) -> list[Assignment]:
     """The assignments with which the Function is consistent, the likeliest first."""
     return sorted((j.assignment for j in all_judged(joint) if j.is_right), key=_strictness)
+
+
+class Convention(Enum):
+    """What backward takes the cotangents of an output for that all ranks hold."""
+
+    PASSES = "one for all ranks"
+    SUMS = "each rank's own"
+
+
+def conventions(joint: Joint, found: Sequence[Assignment]) -> Iterator[tuple[int, Convention]]:
+    """The convention of each output that is one value, where the Function is right under one."""
+    if not found or joint.is_global:
+        return
+    outputs = joint.outputs_at(frozenset())
+    for number in range(joint.outputs):
+        kinds = {one.outputs[number].is_replicated for one in found}
+        is_open = joint.declared.of_output(number) is None and joint.live[number]
+        if is_open and len(kinds) == 1 and _is_one(outputs, number, joint.blocks):
+            yield number, Convention.PASSES if kinds.pop() else Convention.SUMS
 
 
 def _strictness(assignment: Assignment) -> int:

@@ -8,6 +8,7 @@ seconds; what each stood at is told by `RanksLost`. Nothing of them stays behind
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -16,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from multiprocessing import connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -34,15 +36,17 @@ from pullback.check.ranks.collectives import SLOT, RankState, Slot
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.said import RankErrors
-from pullback.check.ranks.stuck import StuckWatch
+from pullback.check.ranks.stuck import EndlessWork, Patience, StuckWatch
+from pullback.check.ranks.whereabouts import AskedRank
 from pullback.check.ranks.worker import HOST, Meeting, live, store_at
 from pullback.errors import first_line
 
 GLANCE = 0.05  # seconds between two looks
 LONGEST = 120.0  # seconds of one command
-BUSY = 15.0  # seconds of work without a collective
-SLOWER = 50  # times as long as any before
+LOOPS = 8.0  # seconds of a processor that the user's code may take without a collective
+SLOWER = 20  # times as long as any before
 START = 60.0
+TELLS = 2.0  # that a rank may take to say where it stands
 CUT_OFF = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
 
 IMPORTABLE = "define the Function and its inputs where another process can import them"
@@ -57,12 +61,31 @@ class RankEnd(Enum):
     RAISED = "raised"
     WAITS = "waits"
     WORKS = "works"
+    ENDLESS = "endless"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """A collective that a rank has entered, as its number of all: what it brought, to whom."""
+
+    number: int
+    ranks: tuple[int, ...]
+    kind: tuple[Any, ...]
+    tensor: str
+
+    @classmethod
+    def of(cls, reply: Reply) -> tuple[Entered, ...]:
+        """Those of a call that was answered."""
+        return tuple(cls(n, s.ranks, s.kind, s.tensor) for n, s in enumerate(reply.steps, 1))
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
-    """What one rank stood at when the check ended it: `kind` is that of its last collective."""
+    """What one rank stood at when the check ended it: `kind` is that of its last collective.
+
+    `entered` are those that are known: all of an answer, else the last.
+    """
 
     rank: int
     end: RankEnd
@@ -71,6 +94,7 @@ class Standing:
     is_aborted: bool = False  # by C++, which found what it received to be impossible
     is_ours: bool = False  # whether the check itself raised
     unwaited: str = ""  # a collective whose handle it has given up
+    entered: tuple[Entered, ...] = ()
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.words}"
@@ -112,6 +136,7 @@ class Crew:
         self._told.truncate(size * SLOT)
         self._slots = [Slot(self._told.fileno(), rank) for rank in range(size)]
         self._said = [RankErrors() for _ in range(size)]
+        self._asked = [AskedRank() for _ in range(size)]
         self._store: Any = None
         self._has_called = False  # whether the function has been called, so that its time is known
         self._slowest = 0.0
@@ -145,7 +170,15 @@ class Crew:
         place, meeting = self._meeting()
         context = launcher.start_processes(
             live,
-            (meeting, job, pipes, lives, place, [said.fileno() for said in self._said]),
+            (
+                meeting,
+                job,
+                pipes,
+                lives,
+                place,
+                [said.fileno() for said in self._said],
+                self._asked,
+            ),
             nprocs=self.size,
             join=False,
             start_method="fork",
@@ -178,7 +211,7 @@ class Crew:
         locked in the fork for ever.
         """
         self._store = store_at(place.getsockname()[1], listening=place.detach())
-        return self._answers(START)
+        return self._answers(Patience(START))
 
     def _started(self, job: RankJob) -> None:
         try:
@@ -193,7 +226,7 @@ class Crew:
         for rank in range(self.size):
             ours, theirs = connection.Pipe()
             life, kept = os.pipe()
-            ends = theirs.fileno(), life
+            ends = theirs.fileno(), life, self._asked[rank].fileno()
             code = _MAIN.format(rank=rank, meeting=astuple(meeting), ends=ends)
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -223,8 +256,9 @@ class Crew:
         for slot in self._slots:
             slot.close()
         self._told.close()
-        for said in self._said:
+        for said, asked in zip(self._said, self._asked, strict=True):
             said.close()
+            asked.close()
         self._store = None
 
     def _end_processes(self) -> None:
@@ -251,8 +285,10 @@ class Crew:
             with contextlib.suppress(OSError):  # gone: seen below
                 self._pipes[rank].send_bytes(pickle.dumps(command))
         try:
-            replies = self._answers(LONGEST)
-            self._has_called |= not isinstance(commands[0], Accept)
+            is_call = not isinstance(commands[0], Accept)
+            own = max(LOOPS, SLOWER * self._slowest) if is_call else math.inf
+            replies = self._answers(Patience(LONGEST, own, self._has_called))
+            self._has_called |= is_call
             return replies
         except BaseException:
             self._end_processes()
@@ -261,10 +297,10 @@ class Crew:
             for said in self._said:
                 said.show()
 
-    def _answers(self, longest: float) -> list[Reply]:
+    def _answers(self, patience: Patience) -> list[Reply]:
         replies: dict[int, Reply] = {}
         pids = [process.pid for process in self._processes]
-        look = StuckWatch(self._slots, pids, longest, self._busy)
+        look = StuckWatch(self._slots, pids, self._asked, patience)
         while len(replies) < self.size:
             left = [rank for rank in range(self.size) if rank not in replies]
             by_pipe = {self._pipes[rank]: rank for rank in left}
@@ -278,14 +314,9 @@ class Crew:
             if ended and not self._last_message(replies):
                 raise RanksLost(self._standings(replies))
             if look.is_stuck([r for r in range(self.size) if r not in replies], replies):
-                raise RanksLost(self._standings(replies))
+                raise RanksLost(self._standings(replies, look.endless))
         self._slowest = max(self._slowest, look.slowest)
         return [replies[rank] for rank in range(self.size)]
-
-    @property
-    def _busy(self) -> float:
-        """The seconds that a rank may compute without a collective: many times its longest yet."""
-        return max(BUSY, SLOWER * self._slowest) if self._has_called else LONGEST
 
     def _is_alive(self, rank: int) -> bool:
         return bool(self._processes[rank].is_alive())
@@ -299,8 +330,22 @@ class Crew:
                     replies[rank] = pickle.loads(pipe.recv_bytes())
         return len(replies) == self.size
 
-    def _standings(self, replies: dict[int, Reply]) -> list[Standing]:
-        return [self._standing(rank, replies.get(rank)) for rank in range(self.size)]
+    def _standings(
+        self, replies: dict[int, Reply], endless: Mapping[int, EndlessWork] = MappingProxyType({})
+    ) -> list[Standing]:
+        found = [
+            self._endless(rank, endless[rank])
+            if rank in endless
+            else self._standing(rank, replies.get(rank))
+            for rank in range(self.size)
+        ]
+        return [replace(one, entered=self._entered(one.rank, replies)) for one in found]
+
+    def _entered(self, rank: int, replies: dict[int, Reply]) -> tuple[Entered, ...]:
+        if rank in replies:
+            return Entered.of(replies[rank])
+        seen = self._slots[rank].seen
+        return (Entered(seen.steps, seen.ranks, seen.kind, seen.tensor),) if seen.kind else ()
 
     def _standing(self, rank: int, reply: Reply | None) -> Standing:
         seen = self._slots[rank].seen
@@ -325,9 +370,27 @@ class Crew:
             if is_aborted:
                 how += self._said[rank].last_message()
             return Standing(rank, RankEnd.ENDED, f"{how}{inside}", seen.kind, is_aborted)
-        if seen.state is RankState.WAITS:
+        if seen.state in (RankState.WAITS, RankState.POLLS):
             return Standing(rank, RankEnd.WAITS, f"waited in {seen.text}", seen.kind)
-        return Standing(rank, RankEnd.WORKS, f"was in no collective{after}", seen.kind)
+        place = self._place(rank)
+        words = f"was in no collective{' at ' * bool(place)}{place}{after}"
+        return Standing(rank, RankEnd.WORKS, words, seen.kind)
+
+    def _endless(self, rank: int, work: EndlessWork) -> Standing:
+        """What a rank stands at that would compute on and on."""
+        seen = self._slots[rank].seen
+        after = f", after {seen.text}" if seen.text else ""
+        where = f" at {work.place}" if work.place else ""
+        words = f"did not come to an end in {work.seconds:.0f} s of work{where}{after}"
+        return Standing(rank, RankEnd.ENDLESS, words, seen.kind)
+
+    def _place(self, rank: int) -> str:
+        """The user's line that a rank stands at."""
+        asked, latest = self._asked[rank], time.monotonic() + TELLS
+        asked.ask()
+        while (told := asked.told()) is None and time.monotonic() < latest:
+            time.sleep(GLANCE)
+        return "" if told is None else told.place
 
 
 def _raise_if_wrong(ready: Sequence[Reply]) -> None:

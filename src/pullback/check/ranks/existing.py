@@ -20,8 +20,9 @@ from torch.distributed import distributed_c10d
 from pullback.check.findings.report import Report
 from pullback.check.ranks.collectives import install
 from pullback.check.ranks.commands import Accept, Command, Reply
-from pullback.check.ranks.crew import RankEnd, RanksLost, Standing
+from pullback.check.ranks.crew import Entered, RankEnd, RanksLost, Standing
 from pullback.check.ranks.rank import Rank, RankJob
+from pullback.check.ranks.worker import backend_here
 from pullback.errors import ExamplesError, PullbackError
 from pullback.judge.run import describe
 
@@ -30,6 +31,10 @@ LONG = timedelta(minutes=30)  # between the commands, while rank 0 judges
 _begun = itertools.count()
 TIMEOUTS = ("Timed out", "timed out", "Connection closed", "Connection reset")
 
+UNLIMITED = (
+    "the timeouts of the process groups could not be shortened in this version of PyTorch: where "
+    "ranks wait in vain, they do so as long as their groups allow"
+)
 Ask = Callable[[Sequence[Command]], list[Reply]]
 
 
@@ -73,7 +78,8 @@ def _begin() -> None:
     distributed: Any = dist  # which does not say to type checkers that it has stores
     store, rank, size = next(distributed.rendezvous("env://"))
     place = distributed.PrefixStore(f"pullback-{next(_begun)}", store)
-    dist.init_process_group("gloo", store=place, rank=rank, world_size=size)
+    local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    dist.init_process_group(backend_here(*local), store=place, rank=rank, world_size=size)
 
 
 class _Members:
@@ -90,9 +96,8 @@ class _Members:
         """The report, the same on every rank."""
         put_back = install()
         try:
-            if dist.get_rank() == 0:
-                return self._conduct(conduct)
-            return self._serve()
+            report = self._conduct(conduct) if dist.get_rank() == 0 else self._serve()
+            return report if self._limits.are_set else report.with_notes(UNLIMITED)
         finally:
             self._limits.lift()
             put_back()
@@ -151,17 +156,26 @@ class _Members:
 
 
 class _Limits:
-    """Timeouts of the groups that are there: short until they are lifted."""
+    """Timeouts of the groups that are there: short until they are lifted.
+
+    PyTorch has no public name for the groups that there are, nor for their timeouts. Where it has
+    other private ones than these, all timeouts stay as they are.
+    """
 
     def __init__(self) -> None:
         self._before: dict[Any, timedelta] = {}
+        self.are_set = True
 
     def set(self, *, but_for: Any) -> None:
         """Shorten those of all groups that there are by now, but for one."""
-        for group in [*distributed_c10d._world.pg_map]:
-            if group is not but_for and group not in self._before:
-                self._before[group] = _timeout_of(group)
-                group.set_timeout(timedelta(seconds=SECONDS))
+        try:
+            for group in [*distributed_c10d._world.pg_map]:
+                if group is not but_for and group not in self._before:
+                    before = _timeout_of(group)
+                    group.set_timeout(timedelta(seconds=SECONDS))
+                    self._before[group] = before
+        except AttributeError:
+            self.are_set = False
 
     def lift(self) -> None:
         """Let all be what they were."""
@@ -185,11 +199,10 @@ def _is_timeout(reply: Reply) -> bool:
 
 def _standing(rank: int, reply: Reply) -> Standing:
     last = reply.steps[-1] if reply.steps else None
-    kind = () if last is None else last.kind
+    end, words = RankEnd.ANSWERED, f"was through{'' if last is None else f', after {last}'}"
     if _is_timeout(reply):
-        return Standing(rank, RankEnd.WAITS, f"waited in {last}", kind)
-    if reply.raised is not None:
-        return Standing(rank, RankEnd.RAISED, f"raised {reply.raised}", kind)
-    return Standing(
-        rank, RankEnd.ANSWERED, f"was through{'' if last is None else f', after {last}'}", kind
-    )
+        end, words = RankEnd.WAITS, f"waited in {last}"
+    elif reply.raised is not None:
+        end, words = RankEnd.RAISED, f"raised {reply.raised}"
+    kind = () if last is None else last.kind
+    return Standing(rank, end, words, kind, entered=Entered.of(reply))

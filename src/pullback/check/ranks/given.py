@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pullback.check.ranks.collectives import group_ranks
 from pullback.check.ranks.commands import Argument
-from pullback.check.ranks.spread import is_spread, whole_of
+from pullback.check.ranks.spread import is_spread, layout_of, whole_of
 from pullback.check.recordings.stored import GroupOf
 from pullback.check.target.target import Target
 from pullback.judge.example import can_differ, describe_value
@@ -73,9 +73,10 @@ def group_made(arg: Any) -> Any:
 def sent_argument(arg: Any, is_needed: bool) -> Argument:
     """An argument as it is told to who asks."""
     if can_differ(arg):
-        return Argument(
-            describe_value(arg), whole_of(arg.detach()), is_needed, is_spread(arg), None
-        )
+        is_global = is_spread(arg)
+        layout = layout_of(arg) if is_global else None
+        value = whole_of(arg.detach())
+        return Argument(describe_value(arg), value, is_needed, is_global, layout=layout)
     if isinstance(arg, dist.ProcessGroup):
         return Argument("a process group", ranks=group_ranks(arg))
     sent = arg.detach() if isinstance(arg, Tensor) else arg

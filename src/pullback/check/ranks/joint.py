@@ -218,7 +218,7 @@ class Joint:
         """The same of an output, at the inputs given, and where those of all ranks differ."""
         if len(self.meshes) == 1:
             return self.meshes
-        points = [[r.value for r in self.plain], self._outputs(frozenset())]
+        points = [[r.value for r in self.plain], self.outputs_at(frozenset())]
         found = [
             next((b for b in self.meshes if _is_one(outputs, number, b)), None)
             for outputs in points
@@ -388,12 +388,12 @@ class Joint:
         """The cotangents of a draw, and what backward gives for them."""
 
         def compute() -> tuple[list[Values], list[Pulled]]:
-            cotangents = self.cotangents(self._outputs(key), draw, shared)
+            cotangents = self.cotangents(self.outputs_at(key), draw, shared)
             return cotangents, self.pull(self.point(key), cotangents)
 
         return self.once(("pulled", key, shared, draw), compute)
 
-    def _outputs(self, key: PointKey) -> list[Values]:
+    def outputs_at(self, key: PointKey) -> list[Values]:
         """The outputs of each rank at a point."""
         return self.once(("forward", key), lambda: self.forward(self.point(key)))
 

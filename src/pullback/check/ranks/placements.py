@@ -89,9 +89,14 @@ class Assignment:
 
     def __str__(self) -> str:
         parts = [f"{name}: {placed}" for name, placed in self.inputs]
-        many = len(self.outputs) > 1
-        parts += [f"{OUT}{i if many else ''}: {placed}" for i, placed in enumerate(self.outputs)]
+        many = len(self.outputs)
+        parts += [f"{output_name(i, many)}: {placed}" for i, placed in enumerate(self.outputs)]
         return ", ".join(parts)
+
+
+def output_name(number: int, count: int) -> str:
+    """The name of an output in `placements=`."""
+    return f"{OUT}{number if count > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

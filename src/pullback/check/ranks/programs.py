@@ -14,8 +14,9 @@ from functools import partial
 
 from torch import Tensor
 
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.ranks.blocks import Blocks, block_of
-from pullback.check.ranks.commands import ProgramCommand, Ran, Values
+from pullback.check.ranks.commands import MeshLayout, ProgramCommand, Ran, Values
 from pullback.check.ranks.consistency import Judged, Rows, held, replicated_of, shared_of
 from pullback.check.ranks.joint import Joint, JointPoint, Shared
 from pullback.check.target.spelling import LARGEST, UnspeakableError, imported, spelled
@@ -23,9 +24,21 @@ from pullback.judge.example import can_differ
 
 STEP = 1e-3
 # The names that the program gives to things of its own.
-TAKEN = "along dist expected g got groups is_right leaf loss out rank step sys torch total"
+TAKEN = (
+    "along at dist expected first g got groups is_right leaf loss mesh out part rank spread step"
+    " sys torch total"
+)
 SAME = 1e-9  # of a number that two runs of the program give
 
+SPREAD = """from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+mesh = {mesh}
+
+def spread(whole, placements):
+    there = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return there.redistribute(placements=placements).detach()
+"""
 BEGIN = """if not dist.is_initialized():
     dist.init_process_group("gloo")
 rank = dist.get_rank()"""
@@ -42,7 +55,7 @@ class RankProgram:
 
 def program_of(joint: Joint, judged: Judged, rows: Rows, rank: int) -> RankProgram | None:
     """The program that shows a wrong gradient on a rank; None where none does."""
-    if joint.is_global or not joint.is_exact:
+    if not joint.is_exact:
         return None
     try:
         body = _body(joint, judged, rows, rank)
@@ -51,10 +64,24 @@ def program_of(joint: Joint, judged: Judged, rows: Rows, rank: int) -> RankProgr
         return None
     if ran is None:
         return None
+    return RankProgram(_whole(joint, f"; with {judged.assignment}", body), ran.expected, ran.got)
+
+
+def program_of_parts(joint: Joint, what: Output | Gradient, rank: int) -> str:
+    """The program that shows that a rank's part of a DTensor is not that of rank 0; else empty."""
+    try:
+        body = _body_of_parts(joint, what, rank)
+        return "" if _ran(joint, body, rank) is None else _whole(joint, "", body)
+    except Exception:  # as above
+        return ""
+
+
+def _whole(joint: Joint, more: str, body: str) -> str:
+    """The whole program: how to run it, what it imports, and what the ranks have run."""
     head, _ = imported(joint.target)
     lines = ["import torch", "import torch.distributed as dist", *head.splitlines()]
-    begin = f"# torchrun --nproc-per-node {joint.size} repro.py; with {judged.assignment}"
-    return RankProgram("\n".join([begin, *lines, "", BEGIN, body]), ran.expected, ran.got)
+    begin = f"# torchrun --nproc-per-node {joint.size} repro.py{more}"
+    return "\n".join([begin, *lines, "", BEGIN, body])
 
 
 def _ran(joint: Joint, body: str, rank: int) -> Ran | None:
@@ -97,16 +124,20 @@ def _body(joint: Joint, judged: Judged, rows: Rows, rank: int) -> str:
     _, call = imported(joint.target)
     done = f"out = {call}({', '.join(names)})"
     used = [o for o, cotangent in enumerate(drawn[rank]) if cotangent is not None]
-    outs = ["out" if joint.outputs == 1 else f"out[{o}]" for o in used]
+    outs = [_output(joint, number) for number in used]
     weights = ["g" if len(used) == 1 else f"g[{k}]" for k in range(len(used))]
     along = directions[row].to(point[rank][position].dtype)
+    layout = joint.argument(rank, position).layout
+    whole = ".full_tensor()" * (layout is not None)
     gradient = f"torch.autograd.grad({_several(outs)}, {moved}, g, materialize_grads=True)[0]"
+    gradient += whole
     reach = "" if not placed.has_shares else f"group={_group(joint, block)}"
     summed = [f"dist.all_reduce(got{', ' * bool(reach)}{reach})"] if placed.has_shares else []
     leaves = [names[p] for p in joint.positions]
     return "\n".join(
         [
             *_groups(joint),
+            *_mesh(joint),
             *_arguments(joint, point, key, names),
             f"g = {_by_rank([_several(_cotangents(drawn, shared, used, r)) for r in ranks])}",
             "",
@@ -117,13 +148,45 @@ def _body(joint: Joint, judged: Judged, rows: Rows, rank: int) -> str:
             "    return total",
             "",
             f"along = {_tensor(along, 1)}  # how `{moved}` moves",
-            f"step = {STEP} * along * (rank in {_ranks(movers)})",
+            f"step = {_laid(f'{STEP} * along * (rank in {_ranks(movers)})', layout)}",
             f"expected = (loss({moved} + step) - loss({moved} - step)) / {2 * STEP}",
             f"for leaf in [{', '.join(leaves)}]:",
             "    leaf.requires_grad_()",
             done,
             f"got = {_product(gradient, 'along', along)}",
             *summed,
+            "is_right = torch.allclose(got, expected, 1e-3, 1e-5)",
+            f'assert is_right or rank != {rank}, f"{{got=}}, {{expected=}}"',
+        ]
+    )
+
+
+def _body_of_parts(joint: Joint, what: Output | Gradient, rank: int) -> str:
+    """One call, of which a part that is said to be the same on all ranks is compared."""
+    key = frozenset(joint.positions)
+    names = [_identifier(name, i) for i, name in enumerate(joint.names)]
+    _, call = imported(joint.target)
+    lines = [f"out = {call}({', '.join(names)})"]
+    if isinstance(what, Gradient):
+        used = [number for number in range(joint.outputs) if joint.live[number]]
+        loss = " + ".join(f"{_output(joint, number)}.square().sum()" for number in used)
+        name = names[joint.names.index(what.name)]
+        part = f"torch.autograd.grad({loss}, {name})[0]"
+    else:
+        part = "out" if joint.outputs == 1 else f"out[{what.number}]"
+    return "\n".join(
+        [
+            *_groups(joint),
+            *_mesh(joint),
+            *_arguments(joint, joint.point(key), key, names),
+            f"for leaf in [{', '.join(names[p] for p in joint.positions)}]:",
+            "    leaf.requires_grad_()",
+            *lines,
+            f"part = {part}.to_local().detach().flatten()  # said to be one on all ranks",
+            "first = part.clone()",
+            "dist.broadcast(first, 0)",
+            "at = (part - first).abs().argmax()",
+            "expected, got = first[at], part[at]",
             "is_right = torch.allclose(got, expected, 1e-3, 1e-5)",
             f'assert is_right or rank != {rank}, f"{{got=}}, {{expected=}}"',
         ]
@@ -157,8 +220,31 @@ def _arguments(
             codes = [spelled(p.double() if is_wide else p) for p in plain]
         else:
             raise UnspeakableError(given[0].words)
-        lines.append(f"{name} = {_by_rank(codes)}")
+        lines.append(f"{name} = {_laid(_by_rank(codes), given[0].layout)}")
     return lines
+
+
+def _laid(code: str, layout: MeshLayout | None) -> str:
+    """The code of a tensor, of which a DTensor is made where the argument is one."""
+    return code if layout is None else f"spread({code}, {layout.placements})"
+
+
+def _mesh(joint: Joint) -> list[str]:
+    """The lines that make the mesh of DTensors; raises where there are several, or none is told."""
+    spread = [a for one in joint.given for a in one.args if a.is_global]
+    if not spread:
+        return []
+    meshes = {None if a.layout is None else a.layout.mesh for a in spread}
+    mesh = meshes.pop()
+    if mesh is None or meshes:
+        raise UnspeakableError(spread[0].words)
+    return [SPREAD.format(mesh=mesh)]
+
+
+def _output(joint: Joint, number: int) -> str:
+    """An output in the program: all of it where it is a DTensor."""
+    code = "out" if joint.outputs == 1 else f"out[{number}]"
+    return f"{code}.full_tensor()" if joint.first[0].value.spread[number] else code
 
 
 def _total(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pullback.capture.places import is_users
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.ranks.collectives import (
     RankState,
     Slot,
@@ -213,9 +214,9 @@ class Rank:
         seconds = _second(command, found, leaves, cotangents) if graph else None
         written = memory.written(watched)
         flat = {i: None if g is None else whole_of(g.detach()) for i, g in found.items()}
-        named = {f"gradient of `{self._names[i]}`": g for i, g in found.items()}
-        said = {f"output {i}": t for i, t in enumerate(outputs)}
-        parts = tuple(replicated_parts({**said, **named}))
+        named: dict[Output | Gradient, Any] = {Output(i): t for i, t in enumerate(outputs)}
+        named |= {Gradient(self._names[i]): g for i, g in found.items()}
+        parts = tuple(replicated_parts(named))
         return Pulled(told, flat, seconds, written, parts, live, unset, spread)
 
     def _run(self, example: Example, memory: Memory) -> tuple[tuple[Any, ...], Any]:

@@ -16,12 +16,18 @@ from pullback.check.findings.registered import Registered
 from pullback.check.findings.report import Report
 from pullback.check.ranks import existing
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
-from pullback.check.ranks.consistency import consistent
+from pullback.check.ranks.consistency import Convention, consistent, conventions
 from pullback.check.ranks.crew import SHORT, CannotStartError, Crew, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.given import RankTuples
 from pullback.check.ranks.joint import Joint, Unsettled
-from pullback.check.ranks.placements import Assignment, Declared, declared_of, require_there
+from pullback.check.ranks.placements import (
+    Assignment,
+    Declared,
+    declared_of,
+    output_name,
+    require_there,
+)
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
@@ -316,10 +322,30 @@ def _consistent(joint: Joint) -> list[str]:
     if found and joint.declared.is_empty:
         words = "; or ".join(f"({assignment})" for assignment in found[:4])
         more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+        notes += _conventions(joint, found)
         notes.append(f"consistent with placements {words}{more}")
     elif found:
         notes.append(f"right under the placements ({found[0]})")
     return notes
+
+
+MEANT = {
+    Convention.PASSES: "one for all ranks, as Megatron's layers do: what follows must be the same "
+    "on all of them",
+    Convention.SUMS: "each rank's own, as `torch.distributed.nn` does: what follows may differ "
+    "between them",
+}
+OTHER = {Convention.PASSES: "shard", Convention.SUMS: "replicate"}
+
+
+def _conventions(joint: Joint, found: Sequence[Assignment]) -> list[str]:
+    """What backward takes the cotangents of outputs for that all ranks hold."""
+    return [
+        f"`{name}` is one value, and backward takes its cotangent as {MEANT[convention]}; declare "
+        f"placements={{{name!r}: {OTHER[convention]!r}}} if that is not meant"
+        for number, convention in conventions(joint, found)
+        for name in [output_name(number, joint.outputs)]
+    ]
 
 
 def _hints(joint: Joint, found: Sequence[Assignment]) -> list[str]:

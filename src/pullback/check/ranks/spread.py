@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.check.findings.facts import Gradient, Output
 from pullback.check.ranks.collectives import arrived
-from pullback.check.ranks.commands import CotangentLayout, LocalPart
+from pullback.check.ranks.commands import CotangentLayout, LocalPart, MeshLayout
 from pullback.judge.example import exact_copy
 
 
@@ -27,6 +28,26 @@ def whole_of(tensor: Tensor) -> Tensor:
     return arrived(tensor).detach().cpu()
 
 
+def layout_of(tensor: Any) -> MeshLayout | None:
+    """How a DTensor lies on its mesh, as code; None where that cannot be said."""
+    codes = [_placement(placement) for placement in tensor.placements]
+    if not all(codes):
+        return None
+    mesh = tensor.device_mesh
+    named = f", mesh_dim_names={mesh.mesh_dim_names}" if mesh.mesh_dim_names else ""
+    made = f"DeviceMesh({mesh.device_type!r}, {mesh.mesh.tolist()}{named})"
+    return MeshLayout(made, f"[{', '.join(codes)}]")
+
+
+def _placement(placement: Any) -> str:
+    kind = type(placement).__name__
+    if kind == "Shard":
+        return f"Shard({placement.dim})"
+    if kind == "Partial":
+        return "Partial()" if placement.reduce_op == "sum" else f"Partial({placement.reduce_op!r})"
+    return "Replicate()" if kind == "Replicate" else ""
+
+
 def put_like(old: Any, value: Tensor) -> Tensor:
     """A value in the place of another one: on its device, and spread as it is."""
     if not is_spread(old):
@@ -39,7 +60,7 @@ def put_like(old: Any, value: Tensor) -> Tensor:
     return made.redistribute(placements=placements).detach()
 
 
-def replicated_parts(tensors: Mapping[str, Any]) -> Iterator[LocalPart]:
+def replicated_parts(tensors: Mapping[Output | Gradient, Any]) -> Iterator[LocalPart]:
     """The parts of DTensors that are said to be the same on all ranks."""
     for what, tensor in tensors.items():
         if is_spread(tensor):

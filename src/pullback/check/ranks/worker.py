@@ -26,10 +26,12 @@ from pullback.check.processes.isolate import limit_memory, why_no_autograd
 from pullback.check.ranks.collectives import Slot, install
 from pullback.check.ranks.commands import Reply
 from pullback.check.ranks.rank import Rank, RankJob
+from pullback.check.ranks.whereabouts import AskedRank, answer_from
 from pullback.judge.run import Raised, describe
 
 LONG = timedelta(minutes=5)  # who watches ends a rank much earlier
 HOST = "127.0.0.1"
+GLOO = "gloo"
 
 
 def store_at(port: int, *, listening: int | None = None) -> Any:
@@ -62,6 +64,7 @@ def live(
     lives: Sequence[tuple[int, int]],
     place: socket.socket,
     errors: Sequence[int],
+    asked: Sequence[AskedRank],
 ) -> None:
     """A forked rank, from its first line to its last."""
     print_into(errors[rank])
@@ -77,15 +80,17 @@ def live(
         _tell(pipes[rank][1], Reply(None, Raised("RuntimeError", refusal), "fork"))
         os._exit(0)
     limit_memory()
+    answer_from(asked[rank].fileno())
     _live(rank, meeting, job, pipes[rank][1], lives[rank][0])
 
 
-def serve(rank: int, size: int, port: int, slots: int, fd: int, life: int) -> None:
+def serve(rank: int, size: int, port: int, slots: int, fd: int, life: int, asked: int) -> None:
     """A rank that was started afresh: its job comes first."""
     print_into(os.dup(2))
     pipe = Connection(fd)
     sys.path[:] = pickle.loads(pipe.recv_bytes())
     job = pickle.loads(pipe.recv_bytes())
+    answer_from(asked)
     _live(rank, Meeting(size, port, slots), job, pipe, life)
 
 
@@ -129,18 +134,25 @@ def _begin(life: int) -> None:
     torch.set_num_threads(1)
 
 
+def backend_here(rank: int, size: int) -> str:
+    """The backend for so many ranks on this machine: NCCL as well where each can have a GPU.
+
+    That of this rank is then the current device, which NCCL asks for.
+    """
+    if not torch.cuda.is_available() or torch.cuda.device_count() < size:
+        return GLOO
+    torch.cuda.set_device(rank)
+    return f"cpu:{GLOO},cuda:nccl"
+
+
 def _join(rank: int, meeting: Meeting) -> None:
-    """Join the group: gloo, and NCCL where each rank has a GPU."""
+    """Join the group."""
     size = meeting.size
-    has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= size
-    if has_gpus:
-        torch.cuda.set_device(rank)
-    else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     known = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ.update({key: str(value) for key, value in known.items()})
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
+        backend_here(rank, size),
         store=store_at(meeting.port),
         rank=rank,
         world_size=size,

@@ -169,7 +169,8 @@ def joined(report: Report, parts: Sequence[Report], missing: Sequence[str]) -> R
     outer = [finding for finding in report.findings if finding.rule.group not in groups]
     notes = [*report.notes, *(f"`{part.subject}`: {note}" for part in parts for note in part.notes)]
     if parts:
-        notes.append(f"it calls {_names(parts)}, checked with the arguments that it passes there")
+        names = ", ".join(f"`{part.subject}`" for part in parts)
+        notes.append(f"it calls {names}, checked with the arguments that it passes there")
     if missing:
         names = ", ".join(f"`{name.rpartition(':')[2]}`" for name in missing)
         notes.append(f"it calls {names}: some rules look into a Function only when it is checked")
@@ -181,7 +182,3 @@ def joined(report: Report, parts: Sequence[Report], missing: Sequence[str]) -> R
         tried=dict(tried),
         interrupted=report.interrupted or any(part.interrupted for part in parts),
     )
-
-
-def _names(parts: Sequence[Report]) -> str:
-    return ", ".join(f"`{part.subject}`" for part in parts)

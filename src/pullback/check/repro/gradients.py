@@ -83,7 +83,8 @@ def of_number(context: ReproContext) -> Repro | str:
     mismatch = _mismatch_of(context)
     if mismatch is None:
         return ""
-    index = mismatch.index if mismatch.index is not None else _worst(mismatch.want)
+    index, want = mismatch.index, mismatch.want
+    index = index_of(int(want.abs().argmax()), want.shape) if index is None else index
     name, at = context.names[mismatch.position], index_code(index)
     if name not in context.leaves:
         return ""
@@ -192,10 +193,6 @@ def _mismatch_of(context: ReproContext) -> Mismatch | None:
 def _loss(context: ReproContext, name: str) -> list[str]:
     body = indented([*context.done(), f"return {context.total}"])
     return ["", f"def loss({name}):", *body, ""]
-
-
-def _worst(tensor: Tensor) -> tuple[int, ...]:
-    return index_of(int(tensor.abs().argmax()), tensor.shape)
 
 
 def _is_near(found: Any, expected: complex | float | None, near: Tolerance = SHOWN) -> bool:

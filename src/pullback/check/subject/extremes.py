@@ -37,7 +37,7 @@ LOOKS = 4  # so many entries that are not finite are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ValueDemand:
     """What is asked at the values of one family.
 
     Without `values`, only gradients that are not finite count: at the ends of a dtype rounding
@@ -72,14 +72,14 @@ class PulledValues:
 
 
 def value_trials(
-    subject: Subject, family: str, variants: Iterable[Example], demand: Demand | None = None
+    subject: Subject, family: str, variants: Iterable[Example], demand: ValueDemand | None = None
 ) -> list[TriedVariant]:
     """The trials of one family of values, run now or remembered."""
-    asked = demand or Demand()
+    asked = demand or ValueDemand()
     return trials(subject, family, variants, lambda example: _trial(subject, example, asked))
 
 
-def _trial(subject: Subject, example: Example, demand: Demand) -> TriedVariant | None:
+def _trial(subject: Subject, example: Example, demand: ValueDemand) -> TriedVariant | None:
     try:
         called = subject.run(example)
     except ForwardRefusedError:
@@ -102,7 +102,7 @@ def _trial(subject: Subject, example: Example, demand: Demand) -> TriedVariant |
     return TriedVariant(example, tuple(_wrong(pulled, demand).values()), used=used)
 
 
-def _wrong(pulled: PulledValues, demand: Demand) -> dict[str, Mismatch]:
+def _wrong(pulled: PulledValues, demand: ValueDemand) -> dict[str, Mismatch]:
     """The gradients that are wrong, by their inputs."""
     found: dict[str, Mismatch] = {}
     if demand.values:
@@ -140,7 +140,7 @@ def _largest(cotangents: Cotangents) -> float:
 # ---- not finite ----
 
 
-def not_finite(pulled: PulledValues, demand: Demand) -> Iterator[Mismatch]:
+def not_finite(pulled: PulledValues, demand: ValueDemand) -> Iterator[Mismatch]:
     """Gradients that are NaN or infinite where forward's own are finite, or forward is smooth.
 
     Without `values`, only where forward's own are finite: at the ends of a dtype that is all one
@@ -172,7 +172,9 @@ def _spoiled(pulled: PulledValues) -> dict[str, Tensor]:
 class _Truths:
     """What gradients must be, at entries where backward gives nothing that is finite."""
 
-    def __init__(self, pulled: PulledValues, demand: Demand, spoiled: dict[str, Tensor]) -> None:
+    def __init__(
+        self, pulled: PulledValues, demand: ValueDemand, spoiled: dict[str, Tensor]
+    ) -> None:
         self._pulled, self._demand, self._spoiled = pulled, demand, spoiled
         reference, called = pulled.subject.reference, pulled.called
         self._wide = tuple(None if c is None else wide_of(c) for c in pulled.cotangents)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -35,7 +36,7 @@ from pullback.check.kernels.tuning import worked
 from pullback.check.subject.gap import copied
 from pullback.check.target.target import Intent, Target
 from pullback.check.watching.dispatch import Work
-from pullback.check.watching.leftovers import leftovers_of
+from pullback.check.watching.leftovers import Leftovers, leftovers_of
 from pullback.judge.example import Example, describe_value, tensors_in
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.patterns import Pattern, error_pattern, factor_of
@@ -75,7 +76,7 @@ class Subject:
         self.target = target
         self.examples = tuple(examples)
         self.profile = profile
-        self.beginning = leftovers_of(target)  # before the first call
+        self.beginning = self.leftovers()  # before the first call
         self.reference = target.reference()
         self._judge = Judge(self.reference, lambda: self.time_is_up, self.tangents)
         self.tried: Counter[str] = Counter()
@@ -100,6 +101,22 @@ class Subject:
         made = Subject(target, (example,), profile=self.profile, show=self.show)
         made.names = self.names
         return made
+
+    def leftovers(self) -> Leftovers:
+        """What the calls so far have left on the class, and around its methods."""
+        target = self.target
+        methods = map(target.method, ("forward", "backward", "setup_context"))
+        return leftovers_of(target.function, (*methods, target.thing))
+
+    @contextmanager
+    def with_leftovers(self, other: Leftovers) -> Iterator[None]:
+        """The function with what was there at another time; put back afterwards."""
+        now = self.leftovers()
+        other.put_back()
+        try:
+            yield
+        finally:
+            now.put_back()
 
     # ---- what there is ----
 

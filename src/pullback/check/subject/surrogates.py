@@ -20,10 +20,7 @@ Where that holds, the gradient is not compared with forward's, as if it were dec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import torch
@@ -34,7 +31,8 @@ from pullback.check.options import OptionsOf, chosen_target, nothing_chosen
 from pullback.check.subject.draws import draws, is_drawn, is_estimate
 from pullback.check.subject.own import own_argument
 from pullback.check.subject.subject import Subject
-from pullback.check.target.target import Intent, Target
+from pullback.check.target.surrogate import Shape, Surrogate
+from pullback.check.target.target import Target
 from pullback.check.watching.dispatch import names_of_ops
 from pullback.judge.example import Example, can_differ, example_of
 from pullback.judge.mismatch import Mismatch
@@ -43,27 +41,6 @@ from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, co
 ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "floor_divide"})
 CROSSING = 0.1  # of the entries may pass to another piece when an input moves by a tiny step
 FOREIGN = ("torch.", "pullback.")
-
-
-class Shape(Enum):
-    """By what a surrogate is known."""
-
-    CONSTANT = "forward is piecewise constant"
-    IDENTITY = "forward returns an input as it is"
-    BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
-    PASSED = "forward has bounds, and backward passes the cotangent on as it is"
-    ROUNDED = "forward rounds, and backward passes the cotangents on as they are"
-    SHAPED = "an argument is there for backward alone"
-    DRAWN = "backward draws random numbers, and the gradient is their average"
-
-
-@dataclass(frozen=True, slots=True)
-class Surrogate:
-    """An input whose gradient is a surrogate; `inside` names the Function that makes it one."""
-
-    name: str
-    shape: Shape | None
-    inside: str = ""
 
 
 def surrogates_of(
@@ -100,16 +77,6 @@ def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
                 yield Surrogate(called.names[i], Shape.IDENTITY)
     except (ForwardRefusedError, BackwardFailedError):
         return
-
-
-def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
-    """The intent with these surrogates, as if they had been declared."""
-    if any(s.shape is Shape.DRAWN for s in found):
-        intent = replace(intent, nondeterministic=math.inf)
-    one_by_one = (Shape.BOUND, Shape.PASSED, Shape.ROUNDED, Shape.SHAPED, Shape.DRAWN)
-    if intent.surrogate is True or any(s.inside or s.shape not in one_by_one for s in found):
-        return replace(intent, surrogate=True)
-    return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
 
 
 # ---- by shape ----

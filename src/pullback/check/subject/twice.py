@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from pullback.check.watching.nodes import nodes_from
 from pullback.judge.example import can_differ
 
 
@@ -18,16 +19,8 @@ def leads_to_refusal(gradient: Tensor) -> bool:
 
     PyTorch raises there only if the way goes on to something that needs a gradient.
     """
-    waiting, seen = [gradient.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if node.name().rpartition("::")[2] == "Error":
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
+    nodes = nodes_from([gradient.grad_fn])
+    return any(node.name().rpartition("::")[2] == "Error" for node in nodes)
 
 
 def weighted_sum(grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> Tensor | None:

@@ -109,7 +109,8 @@ def imported(target: Target) -> tuple[str, str]:
     call = ".apply" if target.is_function else ""
     if target.is_op and (body := _module_with(target.thing)) is not None:
         whole = _whole_name(sys.modules[body.__module__])
-        return "\n".join([*_path(body, whole), _import(whole)]), f"torch.ops.{_op_name(target)}"
+        lines = [*_path(body, whole), _import(whole)]
+        return "\n".join(lines), f"torch.ops.{overload_of(target.thing)}"
     if type(target.thing).__name__ in ("OpOverload", "OpOverloadPacket"):
         paths = _libraries_of(str(target.thing))
         loads = [f'torch.ops.load_library("{near(path)}")' for path in paths]
@@ -136,11 +137,6 @@ def _module_with(op: Any) -> Any:
     body = body_of(op)
     module = sys.modules.get(getattr(body, "__module__", "") or "")
     return body if getattr(module, "__file__", None) else None
-
-
-def _op_name(target: Target) -> str:
-    """An op as it is called below `torch.ops`."""
-    return str(overload_of(target.thing))
 
 
 def _libraries_of(op: str) -> list[str]:

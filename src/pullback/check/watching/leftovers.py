@@ -7,14 +7,11 @@ plain function, name around them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-
-from pullback.check.target.target import Target
 
 CONTAINERS = (dict, list, set)
 VALUES = (int, float, complex, tuple, Tensor, type(None))
@@ -55,21 +52,10 @@ class Leftovers:
         return any(_identity(now) != _identity(old) for now, old in self.contents)
 
 
-def leftovers_of(target: Target) -> Leftovers:
-    """What there is now."""
-    contents = tuple((container, container.copy()) for container in _containers(target))
-    return Leftovers(target.function, _values(target.function), contents)
-
-
-@contextmanager
-def with_leftovers(target: Target, other: Leftovers) -> Iterator[None]:
-    """The function with what was there at another time; put back afterwards."""
-    now = leftovers_of(target)
-    other.put_back()
-    try:
-        yield
-    finally:
-        now.put_back()
+def leftovers_of(owner: Any, functions: Sequence[Any]) -> Leftovers:
+    """What there is now on a class, if there is one, and around its methods or a function."""
+    contents = tuple((one, one.copy()) for one in _containers(owner, functions))
+    return Leftovers(owner, _values(owner), contents)
 
 
 def _values(owner: Any) -> dict[str, Any]:
@@ -85,20 +71,17 @@ def _values(owner: Any) -> dict[str, Any]:
     }
 
 
-def _containers(target: Target) -> list[Any]:
-    found = [] if target.function is None else list(_attributes(target.function))
-    for method in (*map(target.method, ("forward", "backward", "setup_context")), target.thing):
+def _containers(owner: Any, functions: Sequence[Any]) -> list[Any]:
+    held = {} if owner is None else vars(owner)
+    found = [value for name, value in held.items() if name != "declares"]
+    for function in functions:
         try:
-            seen = inspect.getclosurevars(inspect.unwrap(method))
+            seen = inspect.getclosurevars(inspect.unwrap(function))
         except (TypeError, ValueError):
             continue
         found += [*seen.globals.values(), *seen.nonlocals.values()]
     plain = [value for value in found if type(value) in CONTAINERS]
     return list({id(value): value for value in plain}.values())
-
-
-def _attributes(owner: Any) -> Iterator[Any]:
-    return (value for name, value in vars(owner).items() if name != "declares")
 
 
 def _identity(container: Any) -> Any:

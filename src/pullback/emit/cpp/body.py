@@ -23,6 +23,7 @@ from pullback.graph.dead import drop_dead
 from pullback.graph.names import Names, unused
 from pullback.graph.spelling.expressions import Expression
 from pullback.graph.text import unpacking_users, uses_of
+from pullback.graph.values import held_value
 
 CPP_WIDTH = 92
 """The longest statement, with room for its indentation."""
@@ -143,7 +144,7 @@ class Body:
         for user in node.users:
             if user.op == "output" or self.needs[user] != self.needs[node]:
                 return True
-            is_carried = user.target is operator.getitem or isinstance(_value(user), SYMBOLIC)
+            is_carried = user.target is operator.getitem or isinstance(held_value(user), SYMBOLIC)
             if is_carried and self._is_shared(user):
                 return True
         return False
@@ -224,10 +225,6 @@ class Body:
         name = unused(wish, self.taken)
         self.taken.add(name)
         return name
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("val")
 
 
 def _is_name(text: str) -> bool:

@@ -58,7 +58,8 @@ class _Function:
         owner = subject.name
         self.forward = Body(parts.forward, parts.names, inputs, taken=taken, owner=owner)
         self.names = [self.forward.names[node] for node in self.forward.placeholders]
-        self.given = self._given()
+        # The places of the inputs that are parameters, in the order of these.
+        self.given = [self._place(one) for one in plain.row if isinstance(one, CaptureInput)]
         self.tensors = [self.names[place] for place in self.given]
         self.parameters = [
             one.name if isinstance(one, PlainArgument) else self.names[self._place(one)]
@@ -75,10 +76,6 @@ class _Function:
             if o.changes is not None and o.index is not None
         }
         self._require_changes()
-
-    def _given(self) -> list[int]:
-        """The places of the inputs that are parameters, in the order of these."""
-        return [self._place(one) for one in self.plain.row if isinstance(one, CaptureInput)]
 
     def _place(self, one: CaptureInput) -> int:
         return self.captured.inputs.index(one)
@@ -247,7 +244,7 @@ class _Function:
         outputs = {
             returned[i]: name
             for i, name in new.items()
-            if i is not None and _is_output(returned, i)
+            if i is not None and isinstance(returned[i], fx.Node)
         }
         for node, value in zip(self.parts.cut.saved, returned[start:], strict=False):
             if node.name in changed:
@@ -394,10 +391,6 @@ def returned_by(captured: Capture) -> list[CaptureOutput]:
             got = "a size" if output.kind == "number" else repr(output.value)
             raise no_cpp_form("an output that is no tensor", f"`{captured.name}` returns {got}")
     return [output for output in captured.outputs if output.returned]
-
-
-def _is_output(returned: list[Any], index: int) -> bool:
-    return isinstance(returned[index], fx.Node)
 
 
 def _indented(lines: Iterator[str] | list[str], level: int) -> Iterator[str]:

@@ -18,6 +18,7 @@ from torch import fx
 
 from pullback.capture.decided import decided
 from pullback.capture.fake import numbers_of, size_with
+from pullback.derive.dtypes import is_alike
 from pullback.derive.recipe import Parts
 from pullback.emit.cpp.shadow import shadow_of, with_dtype
 from pullback.emit.subject import EmitSubject
@@ -176,7 +177,7 @@ class _Trial:
             forward=with_dtype(self.parts.forward, own, dtype),
             backward=with_dtype(self.parts.backward, own, dtype),
         )
-        return self.comparison.agrees(shadow_of(self.captured, parts), row)
+        return is_alike(self.comparison, shadow_of(self.captured, parts), row)
 
     # ---- which outputs require grad ----
 

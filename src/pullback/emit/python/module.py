@@ -56,6 +56,12 @@ class Pieces:
     held: frozenset[str]
 
 
+def function_of(pieces: Pieces) -> Any:
+    """What takes the tensors of the capture, by the text alone."""
+    text = "\n\n".join([*pieces.imports, "import torch", *pieces.blocks])
+    return eval(pieces.call, loaded(text))
+
+
 def emit_python(subject: EmitSubject) -> dict[str, str]:
     """The module of a subject, by the name of its file.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.emit.filling import function_of, template_text
+from pullback.emit.filling import template_function, template_text
 from pullback.graph.text_lines import WIDTH, wrapped_call
 from pullback.judge.tensor_specs import TensorSpec
 from pullback.judge.tolerances import KINKY, LISTED_COARSE, LISTED_WITHIN
@@ -170,8 +170,8 @@ def _integers(like: TensorSpec) -> str:
     return f"({low} + torch.arange({like.numel}) % {high - low + 1}).reshape({_row(like.shape)})"
 
 
-few: Callable[[Tensor], Tensor] = function_of("few.py", **FEW)
-cotangent: Callable[[Tensor, int], Tensor] = function_of("cotangent.py")
+few: Callable[[Tensor], Tensor] = template_function("few.py", **FEW)
+cotangent: Callable[[Tensor, int], Tensor] = template_function("cotangent.py")
 """As in the text of a self-test."""
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.capture.trees import tensor_leaves
+from pullback.derive.dtypes import casts_of
 from pullback.derive.source import loaded
 from pullback.emit.python.recorded import recorded_results
 from pullback.emit.python.self_test import SelfTest
@@ -43,8 +44,8 @@ def chosen_self_test(
 
     Spread inputs in double precision come first, then the examples' own, then both in their own
     dtype: the first with which autograd's gradients of `reference` are those of finite differences.
-    A program may read its inputs' dtype, `x.float()` in single precision leaves no op: double
-    precision is for those that are as recorded in it, too.
+    A program may read its inputs' dtype, or cast to single precision, through which differences do
+    not see: double precision is for those that are as recorded in it, and make no such cast.
     Where there is none, autograd does not see through `reference`, and it is the first that is
     passed. Where none is passed either, a program of PyTorch's ops rounds or has kinks there:
     differences say nothing about its gradients, which are compared with the recorded ones alone. A
@@ -59,7 +60,9 @@ def chosen_self_test(
     ]
     known = list[SelfTest]()
     for test in (_with_record(subject, one) for one in tests):
-        if test is None or (_is_widened(test) and not _is_as_recorded(test, write)):
+        if test is None:
+            continue
+        if _is_widened(test) and (_is_narrowing(subject) or not _is_as_recorded(test, write)):
             continue
         known.append(test)
         if _suits(test, _space(test, reference)):
@@ -139,6 +142,14 @@ def _is_passed(space: dict[str, Any]) -> bool:
 def _is_widened(test: SelfTest) -> bool:
     """Whether the inputs of a test are in another dtype than the examples."""
     return any(test.dtype_of(like.dtype) != like.dtype for like in test.specs)
+
+
+def _is_narrowing(subject: EmitSubject) -> bool:
+    """Whether the program rounds numbers of double precision on its way."""
+    comparison = subject.comparison
+    row = comparison.rows[0].widened(subject.captured)
+    casts = casts_of(comparison, comparison.of_arguments(comparison.program), row)
+    return any(torch.finfo(made).eps > torch.finfo(given).eps for given, made in casts)
 
 
 def _is_as_recorded(test: SelfTest, write: Write) -> bool:

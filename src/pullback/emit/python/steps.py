@@ -20,9 +20,18 @@ from pullback.capture.trees import flatten, literal_of, tensor_leaves
 from pullback.capture.units import Ref, Unit, part_of, refs_in, with_values
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
+from pullback.derive.dtypes import misled_by_dtypes, needed_dtypes
 from pullback.derive.recipe import parts_of
+from pullback.derive.size_checks import InputCheck, needed_sizes
 from pullback.derive.source import returning
-from pullback.emit.python.module import RESERVED, Pieces, VerbatimName, graph_pieces, snake
+from pullback.emit.python.module import (
+    RESERVED,
+    Pieces,
+    VerbatimName,
+    function_of,
+    graph_pieces,
+    snake,
+)
 from pullback.emit.python.own_text import own_text
 from pullback.emit.subject import EmitSubject, subject_of
 from pullback.graph.copies import graph_returning
@@ -64,7 +73,7 @@ class _Steps:
         self.written: Counter[bool] = Counter()  # by whether it is a node
 
     def pieces(self) -> Pieces:
-        """All of it."""
+        """All of it, with checks where it is not right for inputs of other dtypes and sizes."""
         program = self.flow.program
         for group in self.flow.groups:
             if group in self.flow.nodes:
@@ -72,7 +81,15 @@ class _Steps:
             else:
                 for number in group:
                     self.add_unit(program.units[number])
-        every = program.outputs
+        plain, comparison = self._pieces(()), self.subject.comparison
+        call = comparison.of_function(function_of(plain), plain.held)
+        wrong, right = misled_by_dtypes(comparison, call)
+        checks = needed_dtypes(comparison, self.inputs, wrong, right)
+        checks += needed_sizes(comparison, self.inputs, call, ())
+        return self._pieces(checks) if checks else plain
+
+    def _pieces(self, checks: Sequence[InputCheck]) -> Pieces:
+        every = self.flow.program.outputs
         row = [self.names[o.number] if isinstance(o, Ref) else literal_of(o) for o in every]
         returned = [text for text in row if text is not None]
         nodes, rest = self.written[True], self.written[False]
@@ -80,11 +97,12 @@ class _Steps:
         given = [name for one, name in zip(inputs, self.inputs, strict=True) if one.is_given]
         held = frozenset(one.name for one in inputs if one.kind == "constant")
         said = f"{nodes} node{'s' * (nodes != 1)} and {rest} unit{'s' * (rest != 1)} as written"
+        checked = [line for check in checks for line in check.lines(self.subject.name)]
         lines = [
             wrapped_call(f"def {self.function}", given, ":"),
             f'    """`{self.subject.name}`: {said}."""',
-            *(f"    {line}" for line in self.lines),
-            f"    {returning(returned, program.out_spec)}",
+            *(f"    {line}" for line in (*checked, *self.lines)),
+            f"    {returning(returned, self.flow.program.out_spec)}",
         ]
         blocks = (*self.blocks, "\n".join(lines))
         return Pieces(tuple(self.imports), blocks, self.function, frozenset(self.taken), held)

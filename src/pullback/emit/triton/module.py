@@ -17,7 +17,7 @@ from torch import fx
 from pullback.capture.decided import assumed, decided
 from pullback.capture.fake import in_words
 from pullback.derive.recipe import Parts
-from pullback.derive.size_checks import SizeCheck
+from pullback.derive.size_checks import InputCheck
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
 from pullback.emit.triton.self_test import KernelTest, kernel_test
@@ -312,7 +312,7 @@ def _checks(made: KernelFile) -> list[str]:
     of_sizes = (one for one in ordered if one.free_symbols <= symbols.keys())  # not of strides
     left = least_conditions(one.xreplace(solved) for one in of_sizes)
     found = dict.fromkeys(in_words(one, symbols) for one in left)
-    checks = [SizeCheck(text) for text in found if text != "True"]
+    checks = [InputCheck(text) for text in found if text != "True"]
     return [*lines, *later, *(line for check in checks for line in check.lines(made.subject.name))]
 
 

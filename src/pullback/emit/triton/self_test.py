@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pullback.derive.source import loaded
-from pullback.emit.filling import function_of, template_text
+from pullback.emit.filling import template_function, template_text
 from pullback.emit.python.recorded import results_of_program
 from pullback.emit.python.self_test import SUMS, SelfTest
 from pullback.emit.subject import EmitSubject
@@ -104,8 +104,8 @@ def _halved(size: int) -> int:
     return size
 
 
-few_of: Callable[[Tensor], Tensor] = function_of("weighted.py", sums=SUMS)
-cotangent_of: Callable[[Tensor, int], Tensor] = function_of("spread_cotangent.py")
+few_of: Callable[[Tensor], Tensor] = template_function("weighted.py", sums=SUMS)
+cotangent_of: Callable[[Tensor, int], Tensor] = template_function("spread_cotangent.py")
 """As in the text."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -50,7 +51,10 @@ class TensorsInSight:
 
     def with_size(self, size: Any) -> tuple[str, int] | None:
         """The name of the first tensor that has a symbolic size, and in which dimension."""
-        wanted = expression_of(size)
+        return self.place_of(expression_of(size))
+
+    def place_of(self, wanted: Any) -> tuple[str, int] | None:
+        """The same for what a size is: a symbol, or an expression of such."""
         for node in self.placeholders:
             value = tensor_of(node)
             for dim, other in enumerate(() if value is None else value.shape):
@@ -73,9 +77,14 @@ class TensorsInSight:
 
 @dataclass(slots=True)
 class PythonWriter(TensorsInSight):
-    """Spells arguments: nodes by their names or by the expressions they are replaced by."""
+    """Spells arguments: nodes by their names or by the expressions they are replaced by.
+
+    `dtypes` are those that the tensors of a call bring along, with a name for each where no tensor
+    in sight has it; by default, those of all tensors in sight.
+    """
 
     inlined: dict[fx.Node, Expression]
+    dtypes: Mapping[torch.dtype, str] | None = None
 
     def arg(self, arg: Any) -> str:
         """The text of an argument, as it stands alone."""
@@ -92,13 +101,18 @@ class PythonWriter(TensorsInSight):
             text = _listed(arg, [part.text for part in parts])
             return Expression(text, size=sum(part.size for part in parts))
         if isinstance(arg, torch.SymInt):
-            return Expression(self.size(arg), PRODUCT)
+            return Expression(self.size(arg), PRODUCT if self.with_size(arg) else SUM)
         return _constant(arg)
 
     def size(self, size: Any) -> str:
-        """A symbolic size, read from the argument that has it."""
+        """A size, read from the argument that has it, or made of such: `x.shape[2] + 2`."""
         if found := self.with_size(size):
             return f"{found[0]}.shape[{found[1]}]"
+        expression = expression_of(size)
+        known = {symbol: self.place_of(symbol) for symbol in expression.free_symbols}
+        if all(known.values()) and expression.is_polynomial():
+            names = {s: sympy.Symbol(f"{at[0]}.shape[{at[1]}]") for s, at in known.items() if at}
+            return str(expression.xreplace(names))
         raise UnsupportedOpError(
             "a size in the graph must be the size of one of its arguments",
             got=f"`{size}`",
@@ -137,8 +151,11 @@ class PythonWriter(TensorsInSight):
     def dtype(self, dtype: Any) -> Any:
         """`x.dtype` where an argument has a dtype that is not the same for every call."""
         is_number = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
-        alike = self.name_like(dtype=dtype) if is_number else ""
-        return PythonText(f"{alike}.dtype") if alike else dtype
+        if not is_number or dtype not in (self.dtypes or {dtype: ""}):
+            return dtype
+        if alike := self.name_like(dtype=dtype):
+            return PythonText(f"{alike}.dtype")
+        return PythonText(self.dtypes[dtype]) if self.dtypes else dtype
 
     def device(self, device: Any) -> Any:
         """`x.device` where an argument is on the device, else the device itself."""

@@ -30,7 +30,13 @@ from pullback.errors import PullbackError
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
-from pullback.judge.closeness import Measured, ValueDifference, value_difference
+from pullback.judge.closeness import (
+    Measured,
+    ValueDifference,
+    coarsest_rounding,
+    largest_number,
+    value_difference,
+)
 from pullback.judge.example import can_differ, wide_of
 from pullback.judge.sums import elements_in, longest_sum
 from pullback.judge.tolerances import NUDGE
@@ -265,6 +271,7 @@ class GraphTrial:
                 functools.partial(self._near_at, place),
                 self.terms,
                 self.steps,
+                lambda: self.largest,
             )
             found = value_difference(name, mine, theirs, measured)
             if found is not None:
@@ -279,7 +286,8 @@ class GraphTrial:
     @functools.cached_property
     def exact(self) -> Sequence[Any] | None:
         """What the graph gives in double precision; None if that cannot be had."""
-        if not _is_coarse(self.row) or not self._fits():
+        is_coarse = coarsest_rounding(self.graph) > torch.finfo(torch.float64).eps
+        if not is_coarse or not self._fits():
             return None
         try:
             with torch.no_grad():
@@ -293,7 +301,12 @@ class GraphTrial:
     @functools.cached_property
     def nearby(self) -> Sequence[Sequence[Any]]:
         """What eager ops give for rows that are a few units in the last place away."""
-        return [self.run(_nudged(self.row, sign)) for sign in (1, -1)]
+        return [self.run(_nudged(self.row, sign, draw)) for draw in (0, 1) for sign in (1, -1)]
+
+    @functools.cached_property
+    def largest(self) -> float:
+        """The largest number of the row and of what is made of it."""
+        return max(map(largest_number, (*self.row, *self.values)), default=0.0)
 
     def _exact_at(self, place: int) -> Any:
         return None if self.exact is None else self.exact[place]
@@ -335,30 +348,33 @@ def _free(device: torch.device | None) -> float:
 # ---- rows ----
 
 
-def _is_coarse(row: Sequence[Any]) -> bool:
-    """Whether double precision is more than these tensors have."""
-    eps = torch.finfo(torch.float64).eps
-    return any(torch.finfo(x.dtype).eps > eps for x in row if can_differ(x))
-
-
 def _double(value: Any) -> Any:
     return wide_of(value) if can_differ(value) else value
 
 
-def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
+def _nudged(row: Sequence[Any], sign: int, draw: int) -> list[Any]:
     """The row, its numbers moved by a few units in the last place, each to one side or the other.
 
     The strides stay, since a capture may go by them.
     """
     moved = []
     for seed, x in enumerate(row):
-        if can_differ(x) and x.numel() and not Layout.of(x).overlaps:
+        if can_differ(x) and x.numel():
+            shape, x = x.shape, _without_repeats(x)
             eps = torch.finfo(x.dtype).eps
-            sides = normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
+            drawn = normal(torch.empty(x.shape, device=x.device), len(row) * draw + seed)
+            sides = drawn.sign() * sign
             step = (sides * (NUDGE * eps)).to(x.dtype)
-            x = Layout.of(x).filled(x.detach() + x.detach() * step)
+            x = Layout.of(x).filled(x.detach() + x.detach() * step).expand(shape)
         moved.append(x)
     return moved
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    """The part of `x` whose elements have places of their own; to be expanded again."""
+    for dim, step in enumerate(x.stride()):
+        x = x.narrow(dim, 0, 1) if step == 0 else x
+    return x
 
 
 # ---- double precision ----

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.findings.facts import At
 from pullback.check.findings.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.joint import Joint
+from pullback.check.ranks.programs import program_of_parts
 
 RULE = Rule("R142", "dtensor-placement", "ranks", profile="quick")
 
@@ -35,11 +37,15 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
         return
     every = [reply.value.locals for reply in joint.first]
     for parts in zip(*every, strict=False):
-        if not is_one_value([part.value for part in parts]):
+        rank = next(
+            (r for r, p in enumerate(parts) if not is_one_value([parts[0].value, p.value])), 0
+        )
+        if rank:
             joint.reported.add("placement")
             yield joint.finding(
                 RULE,
-                at=parts[0].what,
+                at=At(parts[0].what),
+                repro=program_of_parts(joint, parts[0].what, rank),
                 expected="the same on all ranks, as its placement Replicate says",
                 got="parts that differ between ranks",
                 fix="redistribute what is partial, or name its placement",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ DEADLOCK = Rule("R151", "ranks-deadlock", GROUP, profile="quick")
 DIFFERENT = Rule("R152", "different-collectives", GROUP, profile="quick")
 LOST = Rule("R153", "lost-rank", GROUP, profile="quick")
 FAILS = Rule("R154", "fails-on-ranks", GROUP, profile="quick")
+ENDLESS = Rule("R155", "endless-rank", GROUP, profile="quick")
 UNWAITED = Rule("R122", "unwaited-handle", GROUP)  # a send that is given up leaves others waiting
 
 
@@ -38,12 +40,29 @@ def of_lost(joint: Joint, lost: RanksLost, doing: str) -> Finding:
     return found
 
 
+def _unlike(lost: RanksLost, *, has_aborted: bool) -> str:
+    """The collective to which ranks of a group bring tensors that are not alike; else empty.
+
+    What is alike depends on the collective, and where C++ has found it impossible, all of it is.
+    """
+    by_call: dict[tuple[Any, ...], set[Any]] = {}
+    for entered in (one for standing in lost.standings for one in standing.entered):
+        call = entered.number, entered.ranks, entered.kind[0]
+        by_call.setdefault(call, set()).add(entered.tensor if has_aborted else entered.kind)
+    unequal = (name for (_, _, name), brought in by_call.items() if len(brought) > 1)
+    return next((name for name in unequal if name not in POINT_TO_POINT), "")
+
+
 def _kind(lost: RanksLost) -> tuple[Rule, str, str]:
     has_aborted = bool(lost.ended) and all(s.is_aborted for s in lost.ended)
     inside = (RankEnd.WAITS, RankEnd.ENDED, RankEnd.RAISED) if has_aborted else (RankEnd.WAITS,)
     waiting = {s.kind for s in lost.standings if s.end in inside and s.kind}
     is_between_two = any(kind[0] in POINT_TO_POINT for kind in waiting)
     is_clear = has_aborted or not (lost.ended or lost.raised)
+    unlike = _unlike(lost, has_aborted=has_aborted) if is_clear else ""
+    if unlike:
+        expected = f"tensors of one dtype and size from every rank in {unlike}"
+        return DIFFERENT, expected, "pad what the ranks bring to one size, and cast it to one dtype"
     if len(waiting) > 1 and not is_between_two and is_clear:
         expected = "every rank makes the same collectives in the same order"
         return DIFFERENT, expected, "make the same collectives on all ranks of a group"
@@ -54,6 +73,12 @@ def _kind(lost: RanksLost) -> tuple[Rule, str, str]:
             FAILS,
             "all ranks raise, or none does",
             "decide on all ranks alike, before the first collective",
+        )
+    if any(s.end is RankEnd.ENDLESS for s in lost.standings):
+        return (
+            ENDLESS,
+            "every rank comes to an end, or to the collective that others wait in",
+            "let the loop end on every rank",
         )
     if any(s.unwaited for s in lost.standings):
         return UNWAITED, "a call of `wait` on every handle", "keep the handle, and wait for it"
@@ -238,9 +263,30 @@ Cannot see
     Errors at inputs that no rule tries.
 """
 
+ENDLESS_PAGE = """No rank may compute without end while others wait for it.
+
+What it checks
+    Whether a rank comes to its end, or to a collective. It is given up after eight seconds of its
+    processor in which it was seen to stand in the Function's code, or twenty times as many as that
+    took before. Where something is compiled, or another package works, it has two minutes.
+
+Why it matters
+    The others wait until a timeout of half an hour, and none of them knows for what.
+
+Fails
+    while error > 1e-12: error = step()      # of this rank's shard, which may never come so far
+
+Passes
+    for _ in range(steps): step()            # as often on every rank
+
+Cannot see
+    Loops at inputs that no rule tries. Inputs may take two minutes to make.
+"""
+
 RULES = (
     Registered(DEADLOCK, _by_values, DEADLOCK_PAGE),
     Registered(DIFFERENT, _unequal, DIFFERENT_PAGE),
     Registered(LOST, _none, LOST_PAGE),
     Registered(FAILS, _none, FAILS_PAGE),
+    Registered(ENDLESS, _none, ENDLESS_PAGE),
 )

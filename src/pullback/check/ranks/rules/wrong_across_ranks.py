@@ -45,13 +45,26 @@ def _faults(joint: Joint) -> Iterator[tuple[RankFault, Finding]]:
     best, told = min(
         ((judged, _diagnoses(joint, judged)) for judged in possible), key=lambda two: _rank(*two)
     )
-    for rows, diagnosis in told:
+    for rows, own in told:
+        diagnosis = own if own.words else _of_groups(joint) or own
         joint.reported.add(rows.name)
         yield diagnosis.fault, _finding(joint, best, rows, diagnosis, len(every))
 
 
 def _diagnoses(joint: Joint, judged: Judged) -> list[tuple[Rows, Diagnosis]]:
     return [(rows, diagnosed(rows, held(joint, rows.placed))) for rows in judged.wrong]
+
+
+def _of_groups(joint: Joint) -> Diagnosis | None:
+    """The sum in backward over ranks on which forward does not communicate."""
+    for steps in joint.steps:
+        forward = {step.ranks for step in steps if step.phase == "forward"}
+        for step in steps:
+            is_sum = step.phase == "backward" and step.name in SUMS
+            if forward and is_sum and step.ranks not in forward:
+                words = f"backward makes {step}, and forward communicates on other ranks"
+                return Diagnosis(RankFault.GROUP, words)
+    return None
 
 
 def _rank(judged: Judged, told: list[tuple[Rows, Diagnosis]]) -> tuple[int, int, int]:

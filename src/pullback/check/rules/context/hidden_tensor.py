@@ -35,6 +35,7 @@ from torch import Tensor
 from pullback.check.findings.facts import Input
 from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.subject.subject import Finding, Rule, Skip, Subject, describe, describe_value
+from pullback.check.watching.nodes import nodes_from
 from pullback.function.isolation import seeded
 from pullback.judge.example import exact_copy, mapped, tensors_in
 
@@ -107,19 +108,9 @@ def _cloned(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _leaves(outputs: list[Tensor]) -> dict[int, Tensor]:
     """The leaves that outputs depend on, as the graph says."""
-    found: dict[int, Tensor] = {}
-    todo: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            found[id(leaf)] = leaf
-        for parent, _ in node.next_functions:
-            if parent is not None and parent not in seen:
-                seen.add(parent)
-                todo.append(parent)
-    return found
+    nodes = nodes_from(output.grad_fn for output in outputs)
+    found = (getattr(node, "variable", None) for node in nodes)
+    return {id(leaf): leaf for leaf in found if isinstance(leaf, Tensor)}
 
 
 def _where(subject: Subject, args: tuple[Any, ...], leaf: Tensor) -> HiddenTensor:

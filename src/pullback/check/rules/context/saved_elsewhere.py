@@ -110,7 +110,7 @@ def _moved(context: ReproContext) -> str:
 def hooks_bypassed(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield a finding when hooks change the gradients, or make backward fail."""
     usual = subject.pull()
-    with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), Tensor.clone):
         run = subject.run()
     try:
         grads = run.pull(subject.cotangents(run)) if run.live else {}
@@ -132,14 +132,6 @@ def hooks_bypassed(subject: Subject) -> Iterator[Finding | Skip]:
             **gap.facts(", with saved tensors from other memory"),
             fix="read nothing from a saved tensor but its values",
         )
-
-
-def _pack(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _unpack(kept: Tensor) -> Tensor:
-    return kept.clone()
 
 
 RULES = (

@@ -116,7 +116,8 @@ def _read_in_backward(subject: Subject, marked: Sequence[int]) -> Iterator[Findi
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return
     live = subject.cotangents(called)
-    zeros = [_zeros(c, o) for c, o in zip(live, called.outputs, strict=True)]
+    pairs = zip(live, called.outputs, strict=True)
+    zeros = [torch.zeros_like(o.detach()) if c is None else c for c, o in pairs]
     try:
         usual = _raw(node, zeros)
         for i in marked:
@@ -134,10 +135,6 @@ def _read_in_backward(subject: Subject, marked: Sequence[int]) -> Iterator[Findi
             )
     except (BackwardFailedError, RuntimeError, TypeError):
         return
-
-
-def _zeros(cotangent: Tensor | None, output: Tensor) -> Tensor:
-    return torch.zeros_like(output.detach()) if cotangent is None else cotangent
 
 
 def _raw(node: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:

@@ -71,16 +71,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 def _plain_outputs(subject: Subject) -> list[Tensor]:
     """The outputs of forward run as plain PyTorch; none where that cannot be."""
-    args = subject.base.fresh()
+    args = (arg.clone() if isinstance(arg, Tensor) else arg for arg in subject.base.fresh())
     try:
         with torch.enable_grad():
-            return tensors_in(subject.reference.program(*(_cloned(arg) for arg in args)))
+            return tensors_in(subject.reference.program(*args))
     except Exception:  # a forward that needs a context's own methods, say
         return []
-
-
-def _cloned(arg: object) -> object:
-    return arg.clone() if isinstance(arg, Tensor) else arg
 
 
 def _moves(subject: Subject, position: int) -> bool:

@@ -36,7 +36,7 @@ from pullback.check.inputs.domains import (
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.inputs.shapes import EQUAL, resized, symbols_of
 from pullback.check.subject.behaved import approximates
-from pullback.check.subject.extremes import Demand, value_trials
+from pullback.check.subject.extremes import ValueDemand, value_trials
 from pullback.check.subject.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
 from pullback.check.subject.subject import Rule, Subject
 from pullback.check.subject.trials import Tried, TriedVariant, report_trials, trial_of, trials
@@ -62,8 +62,8 @@ def _at_zero(subject: Subject) -> Tried:
 
 
 def _at_ties(subject: Subject) -> Tried:
-    found = value_trials(subject, "ties", tied(subject.small), Demand(ties=True))
-    edges = value_trials(subject, "edges", changed(subject.small, EDGES), Demand(ties=True))
+    found = value_trials(subject, "ties", tied(subject.small), ValueDemand(ties=True))
+    edges = value_trials(subject, "edges", changed(subject.small, EDGES), ValueDemand(ties=True))
     fix = "share the gradient among the tied elements, or give it to one of them"
     guard = "guard what is not finite where entries are equal, as forward does"
     if any(trial.mismatches for trial in (*found, *edges)) and approximates(subject):
@@ -80,7 +80,7 @@ def _at_repeated(subject: Subject) -> Iterator[TriedVariant]:
     live = subject.run(subject.small).live
     for k in live[:OUTPUTS] if len(live) > 1 else ():
         variants = repeated(subject.small)
-        yield from value_trials(subject, f"repeated, output {k}", variants, Demand(used=(k,)))
+        yield from value_trials(subject, f"repeated, output {k}", variants, ValueDemand(used=(k,)))
 
 
 def _by_kind(found: Iterable[TriedVariant], fix: str, guard: str) -> Tried:
@@ -105,7 +105,7 @@ def _when_small(subject: Subject) -> Tried:
 def _at_huge(subject: Subject) -> Tried:
     fix = "write the gradient with what forward is stable with: sigmoid, log_softmax, hypot"
     for family, start, changes in _starts(subject):
-        asked = Demand(values=False)
+        asked = ValueDemand(values=False)
         yield value_trials(subject, f"huge {family}", changed(start, changes), asked), fix
 
 
@@ -134,9 +134,9 @@ def _at_tiny(subject: Subject) -> Tried:
         "number, and guard as forward does"
     )
     faint = changed(subject.small_given, FAINT)
-    yield value_trials(subject, "faint", faint, Demand(values=False)), fix
+    yield value_trials(subject, "faint", faint, ValueDemand(values=False)), fix
     if _is_by_entry(subject):
-        asked = Demand(values=False, steep=math.inf)
+        asked = ValueDemand(values=False, steep=math.inf)
         yield value_trials(subject, "pole", _alone(subject), asked), fix
 
 

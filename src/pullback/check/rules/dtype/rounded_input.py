@@ -75,7 +75,9 @@ def _pulled(subject: Subject, example: Example, cotangents: Cotangents | None) -
     """The gradients there, for cotangents that bfloat16 holds where none are given."""
     try:
         run = subject.run(example)
-        given = cotangents or [_rounded(c) for c in subject.cotangents(run)]
+        given = cotangents or [
+            None if c is None else c.to(torch.bfloat16).to(c.dtype) for c in subject.cotangents(run)
+        ]
         return _Pulled(example, run, given, run.pull(copies_of(given)))
     except CallError:
         return None
@@ -144,10 +146,6 @@ def _coarse(example: Example) -> Example:
         value = example.args[i]
         example = example.put(i, value.to(torch.bfloat16).to(value.dtype), example.label)
     return example
-
-
-def _rounded(cotangent: Tensor | None) -> Tensor | None:
-    return None if cotangent is None else cotangent.to(torch.bfloat16).to(cotangent.dtype)
 
 
 def _is_same(one: Tensor | None, two: Tensor | None) -> bool:

@@ -48,7 +48,7 @@ from pullback.check.subject.subject import (
 )
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.run import Raised, Run
+from pullback.judge.run import Raised
 from pullback.judge.tolerances import is_close
 
 FIX = "read the input by its own strides and offset, or take `.contiguous()` first"
@@ -228,16 +228,14 @@ def _result(subject: Subject, example: Example) -> CallResult:
         run = subject.run(example)
     except ForwardRefusedError as refusal:
         return CallResult({}, refusal=refusal.raised)
-    values = _outputs(run)
+    values: dict[Value, Tensor | None] = {
+        Output(i): output.detach().clone() for i, output in enumerate(run.outputs)
+    }
     try:
         grads = run.pull([None if c is None else dense(c) for c in subject.cotangents(run)])
     except BackwardFailedError as failure:
         return CallResult(values, failure=failure.raised)
     return CallResult(values | {Gradient(name): grad for name, grad in grads.items()})
-
-
-def _outputs(run: Run) -> dict[Value, Tensor | None]:
-    return {Output(i): output.detach().clone() for i, output in enumerate(run.outputs)}
 
 
 def _is_random(subject: Subject) -> bool:

@@ -43,7 +43,6 @@ from pullback.check.subject.subject import (
     Skip,
     Subject,
 )
-from pullback.check.watching.leftovers import leftovers_of, with_leftovers
 from pullback.judge.example import Example, can_differ, exact_copy
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
@@ -66,7 +65,7 @@ def _gradients(subject: Subject) -> Iterator[Finding]:
         wrong = [m for m in _judged(subject, example) or () if m.name not in subject.wrong_names]
         if not wrong:
             continue
-        with with_leftovers(subject.target, leftovers_of(subject.target).emptied()):
+        with subject.with_leftovers(subject.leftovers().emptied()):
             after = _judged(subject, example)
         if after is None:
             return
@@ -94,9 +93,9 @@ def _outputs(subject: Subject) -> Iterator[Finding]:
         (base, other_values(base), "other values"),
         (single, base, "the same values in float32"),
     ):
-        with with_leftovers(subject.target, before):
+        with subject.with_leftovers(before):
             alone = _held(subject, example)
-        with with_leftovers(subject.target, before):
+        with subject.with_leftovers(before):
             _held(subject, earlier)
             after = _held(subject, example)
         found = _other(subject, example, after, alone, f"after a call with {words}")
