@@ -91,4 +91,4 @@ def test_replaced_code_of_a_function_is_named(monkeypatch):
     before = known_functions()
     monkeypatch.setattr(timing.speedup, "__code__", other.__code__)
 
-    assert replaced_names(before) == ["pullback.candidates.timing.speedup"]
+    assert "pullback.candidates.timing.speedup" in replaced_names(before)

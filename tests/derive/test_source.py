@@ -20,6 +20,7 @@ from tests.derive.functions import (
     pulled,
     tensors_of,
 )
+from tests.function.everywhere.compare import TORCH
 
 PINNED = [
     # activations
@@ -195,6 +196,8 @@ def checked(works, folder):
 @pytest.mark.quick(20)
 @pytest.mark.parametrize("name", PINNED)
 def test_source_is_pinned(name, gold):
+    if name == "self_attention" and TORCH < (2, 13):
+        pytest.skip("PyTorch before 2.13 captures its products in another order")
     gold(f"{name}.py", derived(name).source())
 
 

@@ -2,6 +2,7 @@
 
 python -m benchmarks.faults.ranks.score --ranks 2 --references
 python -m benchmarks.faults.ranks.score --only Ring --ranks 4
+python -m benchmarks.faults.ranks.score --set systems --ranks 2 --ranks 4
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.faults.ranks import (
 from benchmarks.faults.ranks.case import RankCase
 
 WRITTEN = (frameworks, layers, meshes, branches, trainers, systems)  # before they were run
+SETS = {module.__name__.rpartition(".")[2]: module for module in WRITTEN}
 GROUPS = {
     "sound": [*sound.CASES, *(case for module in WRITTEN for case in module.SOUND)],
     "planted": [*planted.CASES, *(case for module in WRITTEN for case in module.PLANTED)],
@@ -66,6 +68,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--only", default="")
+    parser.add_argument(
+        "--set", choices=tuple(SETS), help="one set of those that were written first"
+    )
     parser.add_argument("--references", action="store_true", help="give the references as well")
     parser.add_argument("--group", choices=tuple(GROUPS))
     parser.add_argument("--each", action="store_true", help="print every case and its seconds")
@@ -79,6 +84,7 @@ def main() -> int:
                 case
                 for case in cases
                 if options.only in case.name
+                and (options.set is None or case in SETS[options.set].CASES)
                 and case.least <= ranks
                 and (options.references or not case.needs_reference)
             ]

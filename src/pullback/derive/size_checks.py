@@ -111,6 +111,9 @@ def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[InputCheck, ..
         texts = (clause_in_words(clause, names) for clause in captured.clauses)
         forms = (_TIED, _FIXED)
         found |= {t: None for t in texts if t and any(form.fullmatch(t) for form in forms)}
+        for name, node in zip(names, captured.joint.inputs, strict=True):
+            open_dims = (d for d, size in enumerate(node.meta["val"].shape) if is_open(size))
+            found |= {f"1 <= {name}.shape[{d}]": None for d in open_dims}  # or it may divide by 0
     return tuple(map(InputCheck, found))
 
 
@@ -167,10 +170,6 @@ def _assumptions(
 ) -> Iterator[tuple[str, Callable[[Sequence[Tensor]], bool]]]:
     """What a capture goes by in sizes, as Python, each with its test on tensors."""
     yield from _numbers(captured, names, is_fixed=True)
-    for name, node in zip(names, captured.joint.inputs, strict=True):
-        for dim in range(node.meta["val"].dim()):
-            check = InputCheck(f"1 <= {name}.shape[{dim}]")  # a capture takes no size for 0
-            yield check.condition, partial(check.holds, names)
     for clause in captured.clauses:
         if text := clause_in_words(clause, names):
             yield text, partial(captured.stage.meets, clause)

@@ -112,17 +112,9 @@ def size_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
     """
     if points_unchecked(captured):
         return []
-    base, rows = example_shapes(captured, specs), list[TrialRow]()
-    for shapes, is_odd in other_shapes(captured, base):
-        row = example_row(captured, specs, shapes, shown_shapes(shapes))
-        is_served = row.is_served and not _is_emptied(base, shapes)
-        rows.append(replace(row, is_odd=is_odd, is_resized=True, is_served=is_served))
-    return rows
-
-
-def _is_emptied(base: Shapes, shapes: Shapes) -> bool:
-    """Whether a tensor has no elements that had some: a text may refuse that, if it says so."""
-    return any(0 in new and 0 not in old for old, new in zip(base, shapes, strict=True))
+    others = other_shapes(captured, example_shapes(captured, specs))
+    rows = ((example_row(captured, specs, s, shown_shapes(s)), is_odd) for s, is_odd in others)
+    return [replace(row, is_odd=is_odd, is_resized=True) for row, is_odd in rows]
 
 
 def rank_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:

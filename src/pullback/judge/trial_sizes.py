@@ -40,7 +40,7 @@ def _grown(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     yield resized_shapes(captured, lambda n: 2 * n, base)
     for old, new in ((1, 2), (1, 5), (0, 3)):
         yield tuple(tuple(new if size == old else size for size in shape) for shape in base)
-    for other in (lambda n: n + 1, lambda n: 1, lambda n: 0, lambda n: 2 * n, lambda n: 3 * n + 1):
+    for other in (lambda n: n + 1, lambda n: 1, lambda n: 2 * n, lambda n: 3 * n + 1):
         for number in sorted(numbers):
             yield resized_shapes(captured, lambda n, m=number, f=other: f(n) if n == m else n, base)  # type: ignore[misc]
 
@@ -66,7 +66,7 @@ def _renumbered(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     fixed = _fixed(captured)
     pairs = [zip(flags, shape, strict=True) for flags, shape in zip(fixed, base, strict=True)]
     for number in sorted({size for pair in pairs for flag, size in pair if flag}):
-        for new in (number + 1, 2 * number, 3 * number + 1, 1, 0):
+        for new in (number + 1, 2 * number, 3 * number + 1, 1):
             yield _replaced(base, fixed, number, new)
 
 

@@ -11,22 +11,10 @@ class GroupNorm(torch.autograd.Function):
         weight  the input itself, which costs nothing to keep
         mean    computed in forward, and cheaper to keep than to compute again
         rstd    computed in forward, and cheaper to keep than to compute again
-
-    Written for sizes with 1 <= x.shape[0], 1 <= x.shape[2].
     """
 
     @staticmethod
     def forward(ctx, x, weight, bias):
-        if x.shape[0] < 1:
-            raise ValueError(
-                "`GroupNorm`: x.shape[0] must be at least 1, "
-                f"got {x.shape[0]}"
-            )
-        if x.shape[2] < 1:
-            raise ValueError(
-                "`GroupNorm`: x.shape[2] must be at least 1, "
-                f"got {x.shape[2]}"
-            )
         reshaped = x.reshape(x.shape[0], 3, -1)
         mean = reshaped.mean(-1, keepdim=True)
         rstd = (reshaped.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()

@@ -22,7 +22,7 @@ from pullback.errors import BackendError, CaptureError
 from pullback.run.backends import native
 from pullback.run.disk import building
 from pullback.run.disk.private import OpenFolderError
-from pullback.run.nodes.node import MISS, Demand, NodeSpec, Pull, ValueSource
+from pullback.run.nodes.node import MISS, LayoutDemand, NodeSpec, Pull, ValueSource
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -43,7 +43,7 @@ class Program:
         self.spec = NodeSpec(
             name="SquareSin",
             module=__name__,
-            demand=Demand.LAYOUT,
+            demand=LayoutDemand.LAYOUT,
             inputs=row,
             forward=self.forward,
             outputs=(ValueSource(MADE, 0),),

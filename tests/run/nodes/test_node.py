@@ -5,12 +5,12 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from pullback.capture.layouts import Layout
-from pullback.run.nodes.node import Demand, NodeSpec, Pull, ValueSource, make_node
+from pullback.run.nodes.node import LayoutDemand, NodeSpec, Pull, ValueSource, make_node
 
 INPUT = [ValueSource(True, 0), ValueSource(True, 1)]
 
 
-def product(x, y, *, demand=Demand.LAYOUT, needs=(True, True), log=None):
+def product(x, y, *, demand=LayoutDemand.LAYOUT, needs=(True, True), log=None):
     """A node for `x * y`, and beside it an output that carries no gradient."""
     log = [] if log is None else log
 
@@ -52,7 +52,7 @@ def product(x, y, *, demand=Demand.LAYOUT, needs=(True, True), log=None):
         cotangents=(Layout.of(x.detach(), needs=False),),
         backward=backward,
         general=general,
-        kept=() if demand is Demand.NOTHING else tuple(Layout.of(t.detach()) for t in (x, y)),
+        kept=() if demand is LayoutDemand.NOTHING else tuple(Layout.of(t.detach()) for t in (x, y)),
     )
     return make_node(spec), log
 
@@ -141,7 +141,7 @@ def test_hooks_that_change_a_tensor_first_do_no_harm(change):
     assert log[0] == "general"
 
 
-@pytest.mark.parametrize("demand", Demand)
+@pytest.mark.parametrize("demand", LayoutDemand)
 def test_lazily_negated_cotangent_is_resolved(demand):
     x, y = pair(2, 3)
     node, _ = product(x, y, demand=demand)
@@ -154,7 +154,7 @@ def test_lazily_negated_cotangent_is_resolved(demand):
 
 def test_any_layout_is_read_as_it_comes():
     x, y = (t.detach().t().requires_grad_() for t in pair(3, 2))
-    node, log = product(x, y, demand=Demand.NOTHING)
+    node, log = product(x, y, demand=LayoutDemand.NOTHING)
     with saved_tensors_hooks(lambda t: t.contiguous(), lambda t: t):
         out, _ = node(x, y)
     got, _ = torch.autograd.grad(out, (x, y), torch.ones_like(out))

@@ -36,7 +36,7 @@ from pullback.run.backends.inductor import aligned_code, realigned
 from pullback.run.disk import building, toolchain
 from pullback.run.lowering.wrapper import reading_of
 from pullback.run.nodes.minimal import Minimal
-from pullback.run.nodes.node import MISS, Compiled, Demand, NodeSpec, ValueSource
+from pullback.run.nodes.node import MISS, Compiled, LayoutDemand, NodeSpec, ValueSource
 
 _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
 PATIENCE = 10.0  # seconds before a build begins: the first calls have the machine to themselves
@@ -260,7 +260,7 @@ def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     def begin(row: Sequence[Any]) -> tuple[Any, ...]:
         found = [Layout.of(tensor, needs=False) for tensor in row[: spec.read]]
         kept = spec.kept or found
-        if spec.demand is Demand.LAYOUT and list(kept) != found:
+        if spec.demand is LayoutDemand.LAYOUT and list(kept) != found:
             # Hooks gave them back in another layout. It may be run with these: an index out of
             # range would end all use of a GPU.
             row = [*(one.empty().zero_() for one in kept), *row[spec.read :]]

@@ -22,7 +22,7 @@ from pullback.run.backend import Backend
 from pullback.run.nodes.choosing import quickest
 from pullback.run.nodes.general import CompiledGeneral, RecipeGeneral
 from pullback.run.nodes.minimal import minimal
-from pullback.run.nodes.node import Compiled, Demand, NodeSpec, Pull, ValueSource
+from pullback.run.nodes.node import Compiled, LayoutDemand, NodeSpec, Pull, ValueSource
 from pullback.run.nodes.specs import Spec, SpecMaker, first_run
 from pullback.run.nodes.verify import gradient_names, graph_difference
 
@@ -40,7 +40,7 @@ def exact_spec(
     pulls = Pulls(spec, backend, _donated(spec, backend))
     text = RecipeGeneral(spec, lambda kept: spec.cotangents)
     general = CompiledGeneral(text, pulls, lambda x, like: Layout.of(x, needs=False) == like)
-    made = spec.finish(Demand.LAYOUT, pulls, general)
+    made = spec.finish(LayoutDemand.LAYOUT, pulls, general)
     return replace(made, numbers=tuple(spec.numbers), donated=tuple(pulls.donated))
 
 

@@ -39,7 +39,7 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 """A compiled graph: takes the row of its arguments, which it may clear, and checks nothing."""
 
 
-class Demand(Enum):
+class LayoutDemand(Enum):
     """What the compiled graphs of a node demand of the layout of its tensors."""
 
     LAYOUT = "that of the first call"
@@ -109,7 +109,7 @@ class NodeSpec:
 
     name: str
     module: str
-    demand: Demand
+    demand: LayoutDemand
     inputs: tuple[Layout, ...]
     forward: Compiled
     outputs: tuple[ValueSource, ...]
@@ -276,10 +276,10 @@ def _backward(spec: NodeSpec) -> list[str]:
         lines.append(
             f"    if {g}.is_neg() or {g}.is_conj(): {g} = {g}.resolve_conj().resolve_neg()"
         )
-        lines += [f"    {_fitting(spec, g)}"] if spec.demand is not Demand.LAYOUT else []
+        lines += [f"    {_fitting(spec, g)}"] if spec.demand is not LayoutDemand.LAYOUT else []
     lines.append(f"    row = [{', '.join([*read, *numbers, *cotangents])}]")
     lines += _in_part(spec)
-    strides = [f"{g}.stride()" for g in cotangents] if spec.demand is Demand.LAYOUT else []
+    strides = [f"{g}.stride()" for g in cotangents] if spec.demand is LayoutDemand.LAYOUT else []
     lines.append(f"    at = {_tuple(strides)}")
     lines.append("    pull = pulls.get(at) or begin(row, at)")
     return [*lines, "    made = pull(row)", f"    return {_gradients(spec)}"]
@@ -314,7 +314,7 @@ def _fitting(spec: NodeSpec, g: str) -> str:
 
 def _unfit(spec: NodeSpec, read: Sequence[str]) -> str:
     """Whether hooks on saved tensors gave one of them back in another layout, or dtype."""
-    if spec.demand is Demand.PATTERN:
+    if spec.demand is LayoutDemand.PATTERN:
         dtypes = f"{_tuple(f'{s}.dtype' for s in read)} != dtypes"
         return " or ".join([dtypes, *(_is_lazy(s) for s in read)])
     return (

@@ -17,7 +17,7 @@ from pullback.errors import CaptureError
 from pullback.run.backend import Backend
 from pullback.run.nodes.general import CompiledGeneral, RecipeGeneral, SizedLayouts
 from pullback.run.nodes.minimal import minimal
-from pullback.run.nodes.node import Compiled, Demand, NodeSpec, Pull
+from pullback.run.nodes.node import Compiled, LayoutDemand, NodeSpec, Pull
 from pullback.run.nodes.specs import Spec, SpecMaker, first_run
 
 _SIZES = 4096  # of how many it is remembered what serves them
@@ -34,7 +34,7 @@ def open_spec(
     pull = OpenPull(spec, backend)
     text = RecipeGeneral(spec, SizedLayouts(spec))
     general = CompiledGeneral(text, pull, lambda x, like: x.dtype == like.dtype)
-    return spec.finish(Demand.PATTERN, pull, general)
+    return spec.finish(LayoutDemand.PATTERN, pull, general)
 
 
 class OpenPull:

@@ -22,7 +22,7 @@ from pullback.graph.split import split
 from pullback.run.backend import Backend
 from pullback.run.nodes.general import RecipeGeneral, SizedLayouts
 from pullback.run.nodes.minimal import Minimal, minimal
-from pullback.run.nodes.node import Compiled, Demand, NodeSpec, Pull, ValueSource
+from pullback.run.nodes.node import Compiled, LayoutDemand, NodeSpec, Pull, ValueSource
 from pullback.run.nodes.paths import UncompiledReason
 
 
@@ -91,7 +91,7 @@ class Spec:
 
     def finish(
         self,
-        demand: Demand,
+        demand: LayoutDemand,
         backward: Callable[[Sequence[Any]], Pull],
         general: Callable[..., Sequence[Any]],
     ) -> NodeSpec:
@@ -162,7 +162,7 @@ def text_spec(maker: SpecMaker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSp
     run = forward.bare.printed("forward", recipe)
     spec = Spec(maker, recipe, row, forward.sources, run)
     pull, general = Pull(spec.printed()), RecipeGeneral(spec, SizedLayouts(spec))
-    return replace(spec.finish(Demand.NOTHING, lambda _: pull, general), some=some)
+    return replace(spec.finish(LayoutDemand.NOTHING, lambda _: pull, general), some=some)
 
 
 # ---- outputs alone ----

@@ -135,7 +135,29 @@ class WrongWithout(Function):
         return g.expand(x.shape)
 
 
+class BatchedShape(Function):
+    """An in-place write under vmap needs a batched tensor to write into."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x[..., :1].clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        gradient = torch.zeros_like(x)
+        gradient[..., :1] = g
+        return gradient
+
+
 SOUND = {
+    "for a generated rule of vmap": (BatchedShape, (X,)),
     "wrong without its numbers": (WrongWithout, (X,)),
     "optional": (OptionalBias, (X, Y)),
     "tanh": (Tanh, (X,)),

@@ -128,7 +128,7 @@ class Kept:
 SHAPES = frozenset(
     (
         *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim")),
-        *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "__len__", "type")),
+        *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "__len__")),
         *(getattr(torch.Tensor, f"new_{name}") for name in ("zeros", "ones", "empty", "full")),
         *(getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "full")),
     )
@@ -170,7 +170,8 @@ def _unread(subject: Subject, example: Example) -> tuple[Kept, list[int], set[in
         with suppress(BackwardFailedError):  # no second derivative: nothing is kept for one
             _, _, again, more = _used(subject, example, create_graph=True)
             unread, asked = unread & again, asked | more
-    if subject.wrong_names:  # a right gradient could read what this one only asks for its shape
+    # A right gradient could read more; a generated rule of vmap sees by a tensor what is batched.
+    if subject.wrong_names or subject.target.generates_vmap:
         unread -= asked
     left = [i for i in sorted(unread) if _makes_no_difference(subject, example, i, usual)]
     return kept, left, asked
