@@ -51,14 +51,14 @@ def test_missing_inputs_are_saved_besides(inputs):
     saved = {parts.names[node] for node in parts.cut.saved}
 
     assert parts.between
-    assert not saved & set(again_of(parts, "Printed").extra)
-    assert {"x", "y"} <= saved | set(again_of(parts, "Printed").extra)
+    assert not saved & set(again_of(parts, "Printed", {}).extra)
+    assert {"x", "y"} <= saved | set(again_of(parts, "Printed", {}).extra)
 
 
 def test_nothing_between_needs_nothing(inputs):
     x, _ = inputs
     captured = derive_function(torch.sin, x)._pb_derived.general.captured
-    more = again_of(readable_parts(captured, "auto"), "Printed")
+    more = again_of(readable_parts(captured, "auto"), "Printed", {})
 
     assert (more.extra, more.lines) == ((), ())
 

@@ -542,6 +542,19 @@ def test_every_private_name_is_in_this_file():
     assert [name for name in sorted(wanted) if f"slots.{name}" not in text] == []
 
 
+def test_tracing_by_jit_is_seen():
+    seen = []
+
+    def program(x):
+        seen.append(slots.is_jit_tracing())
+        return x * 2
+
+    torch.jit.trace(program, (torch.ones(2),), check_trace=False)
+
+    assert seen == [True]
+    assert not slots.is_jit_tracing()
+
+
 def test_moment_is_ordinary_unless_something_is_around():
     around = {
         "a mode of functions": torch.device("cpu"),

@@ -265,10 +265,19 @@ def test_symbolic_size_is_found_in_an_argument():
     assert writer_for(x).shape([rows, 3]) == "(x.shape[0], 3)"
 
 
+def test_size_is_made_of_those_of_arguments():
+    graph, _, _ = described(lambda x: x * 2, symbolic=True)
+    x = graph.find_nodes(op="placeholder")[0]
+    rows, columns = x.meta["val"].shape
+
+    assert writer_for(x).arg(columns + 7) == "x.shape[1] + 7"
+    assert writer_for(x).arg([rows * columns, 2]) == "[x.shape[0]*x.shape[1], 2]"
+
+
 def test_size_of_nothing_is_an_error():
     graph, _, _ = described(lambda x: x * 2, symbolic=True)
     x = graph.find_nodes(op="placeholder")[0]
-    size = x.meta["val"].shape[1] + 7
+    size = x.meta["val"].shape[1] // 7
 
     with pytest.raises(UnsupportedOpError) as error:
         writer_for(x).arg(size)

@@ -442,10 +442,10 @@ print("built" if built else "found")
 """
 
 
-def start(folder):
+def start(folder, program=PROGRAM):
     settings = {**os.environ, "PYTHONPATH": str(SOURCE), "PULLBACK_CACHE_DIR": str(folder)}
     return subprocess.Popen(
-        [sys.executable, "-W", "error::UserWarning", "-c", PROGRAM],
+        [sys.executable, "-W", "error::UserWarning", "-c", program],
         env=settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -607,6 +607,46 @@ def test_compiler_older_than_the_processor_will_do(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(old))
 
     assert [outcome(start(tmp_path / "cache")) for _ in range(2)] == ["built", "found"]
+
+
+FAILED_ONCE = """
+from torch._inductor import cpu_vec_isa
+
+asks = cpu_vec_isa.VecISA.check_build
+cpu_vec_isa.VecISA.check_build = lambda self, code: False
+assert not cpu_vec_isa.valid_vec_isa_list()
+cpu_vec_isa.VecISA.check_build = asks
+"""
+"""A compiler fails when Inductor asks it what the processor can do, and then works again."""
+
+
+def test_code_is_not_compiled_for_other_instructions_than_it_was_written_for(tmp_path):
+    folder = tmp_path / "cache"
+    before = outcome(start(folder)), {path.name for path in folder.rglob("*.so")}
+    after = outcome(start(folder, FAILED_ONCE + PROGRAM)), {p.name for p in folder.rglob("*.so")}
+
+    assert before[0] == "built"
+    assert after == ("found", before[1])
+
+
+FULL = """#!/bin/sh
+case "$1" in -*version) exec {compiler} "$@";; esac
+echo "error: no space left on device" >&2
+exit 1
+"""
+
+
+def test_a_compiler_that_fails_is_asked_again(monkeypatch, tmp_path):
+    (graph, row), _ = graphs_of(lambda x: (x.exp() * 3).sin(), (draw(7, 5),))
+    usual, full = lower._instructions(), tmp_path / "g++"
+    full.write_text(FULL.format(compiler=lower.shutil.which(os.environ.get("CXX", "g++"))))
+    full.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", str(full))
+        with pytest.raises(CaptureError):
+            by_inductor(graph, row)
+
+    assert lower._instructions() == usual
 
 
 # ---- GPU ----

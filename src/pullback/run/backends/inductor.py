@@ -144,6 +144,7 @@ def _built(
         "module": lowered.module,
         "constants": _packed(lowered.constants),
         "trusted": lowered.trusted,
+        "instructions": lowered.instructions,
         "conditions": conditions,
     }
     place.seal(facts)
@@ -173,10 +174,15 @@ def _loaded(place: Entry) -> tuple[Compiled, str] | None:
     if facts is None:
         return None
     try:
-        constants = _unpacked(facts["constants"])
-        call = load_lowered(place.folder, facts["module"], constants, trusted=facts["trusted"])
+        call = load_lowered(
+            place.folder,
+            facts["module"],
+            _unpacked(facts["constants"]),
+            trusted=facts["trusted"],
+            instructions=facts["instructions"],
+        )
     except Exception:
-        return None  # made with a compiler that has changed meanwhile
+        return None  # made with a compiler or for a processor that has changed meanwhile
     if place.has_grown():
         place.seal(facts)  # a kernel was not in the folder: this process had it from elsewhere
     return call, facts["conditions"]

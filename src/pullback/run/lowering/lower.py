@@ -130,13 +130,15 @@ class Lowered:
     """Compiled code: a function, and what `load_lowered` makes it from.
 
     `module` is the name of its module in the folder, or "" if it has none; `trusted` says whether
-    the compiler knew all that the processor can do.
+    the compiler knew all that the processor can do, and `instructions` for which of that the text
+    was written: compiled for others, it leaves elements out.
     """
 
     call: Compiled
     module: str
     constants: Mapping[str, torch.Tensor]
     trusted: bool
+    instructions: str
 
 
 def lower(
@@ -160,18 +162,24 @@ def lower(
         try:
             with _trusting_the_compiler():
                 compiled = _compile(retraced, is_backward=is_backward, keeps_casts=keeps_casts)
+                instructions = _instructions()
         except Exception as error:
             _forget_the_processor()
             if "CppCompileError" not in f"{type(error).__name__} {error}":
                 raise
             trusted = False
-            compiled = _compile(retraced, is_backward=is_backward, keeps_casts=keeps_casts)
+            try:
+                compiled = _compile(retraced, is_backward=is_backward, keeps_casts=keeps_casts)
+            except Exception:
+                _forget_the_processor()  # a compiler that failed here may work later
+                raise
+            instructions = _instructions()
     if trusted and not any(folder.rglob("*.so")):
         _forget_the_processor()  # nothing has shown that the trust was right
     module = getattr(compiled, "cache_key", "")
     constants = getattr(compiled, "constants", None) or {}
     call = getattr(compiled, "current_callable", None) or compiled
-    return Lowered(call, module, constants, trusted)
+    return Lowered(call, module, constants, trusted, instructions)
 
 
 def _tracing(
@@ -224,12 +232,24 @@ def _growth(graph: torch.fx.Graph) -> int:
 
 
 def load_lowered(
-    folder: Path, module: str, constants: Mapping[str, torch.Tensor], *, trusted: bool
+    folder: Path,
+    module: str,
+    constants: Mapping[str, torch.Tensor],
+    *,
+    trusted: bool,
+    instructions: str,
 ) -> Compiled:
-    """The function that `lower` compiled into `folder`."""
+    """The function that `lower` compiled into `folder`; raises where it is for other instructions.
+
+    Inductor would compile its text for those that it now takes the processor to have.
+    """
     (path,) = folder.rglob(f"{module}.py")
     trusting = _trusting_the_compiler() if trusted else contextlib.nullcontext()
     with _inside(folder), trusting, _without_headers(), _settings():
+        if _instructions() != instructions:
+            _forget_the_processor()  # what it was asked before may have failed by chance
+            if _instructions() != instructions:
+                raise LookupError(f"the code is for {instructions}, not for {_instructions()}")
         modules = _torch().codecache.PyCodeCache
         call: Compiled = modules.load_by_key_path(
             module, str(path), [], dict(constants) or None
@@ -298,6 +318,11 @@ def _places(module: Any) -> dict[str, str]:
     """The folders of the precompiled headers; none in a torch that keeps them elsewhere."""
     places = {name: getattr(module, name, "") for name in _HEADERS}
     return places if all(places.values()) else {}
+
+
+def _instructions() -> str:
+    """The instructions that Inductor writes and compiles code for."""
+    return str(_torch().instructions.pick_vec_isa())
 
 
 def _forget_the_processor() -> None:
