@@ -168,13 +168,13 @@ REFUSED = {
     ),
     filled_by_index: (
         VALUES,
-        "the derivative of that line, in which PyTorch calls `aten::_unique`, "
+        "the derivative of that line, which needs `aten::_unique`, "
         "whose result has as many elements as the values say",
         OTHER,
     ),
     rotated: (
         VALUES,
-        "the derivative of that line, in which PyTorch calls `torch.allclose`, "
+        "the derivative of that line, which needs `torch.allclose`, "
         "which compares the values of tensors",
         OTHER,
     ),

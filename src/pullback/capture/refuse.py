@@ -87,7 +87,7 @@ def _refusal(name: str, error: Exception, late: str) -> CaptureError | None:
     if (found := _value_read(error, call)) is not None:
         if users or not late:
             return _needs(name, place, *found)
-        got = f"the derivative of that line, in which PyTorch calls {found[0]}"
+        got = f"the derivative of that line, which needs {found[0]}"
         return _needs(name, place, got, _OTHER)
     if isinstance(error, NoFakeKernel):
         return _unfaked(name, place, _op_name(error))

@@ -54,12 +54,14 @@ LARGEST_CONSTANT = 64
 class FunctionSource:
     """The text of a Function in pieces: constants, and the class.
 
-    `parts` are the graphs that it was written from, with the names in it.
+    `parts` are the graphs that it was written from, with the names in it; `is_refusing` says that
+    it refuses to be differentiated twice.
     """
 
     parts: Parts
     constants: tuple[str, ...]
     lines: tuple[str, ...]
+    is_refusing: bool
 
 
 def module_source(
@@ -98,6 +100,8 @@ def function_source(
             found = write(other)
         except PullbackError:  # it has no text in these dtypes
             continue
+        if found.is_refusing and not source.is_refusing:
+            continue  # another dtype is not worth a derivative
         call = _called(comparison, found, name)
         rows = (comparison.rows[0], *wrong, *right)
         if not comparison.difference(call) and all(is_alike(comparison, call, r) for r in rows):
@@ -183,7 +187,7 @@ def _written(
         lines += _forward(comparison, parts, more, name, checks, goes_by_layout=goes_by_layout)
         lines.append("")
         lines += _backward(captured, parts, more)
-        return FunctionSource(parts, constants, tuple(lines))
+        return FunctionSource(parts, constants, tuple(lines), more.is_refusing)
 
     def call() -> Call:
         return _called(comparison, made(more), name)
