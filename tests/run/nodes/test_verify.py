@@ -201,7 +201,7 @@ KERNELS = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import pytest
-from tests.run.test_verify import assert_caught_and_served, halve_second_gradient, leaf, use
+from tests.run.nodes.test_verify import assert_caught_and_served, halve_second_gradient, leaf, use
 import pullback as pb
 
 def rows(x, w):
