@@ -295,7 +295,7 @@ def test_explicit_casts_are_kept(half, backend):
 
 def test_wrong_gradient_is_caught_at_the_first_call(monkeypatch):
     from pullback.errors import WrongCodeWarning
-    from tests.run.test_verify import gate, halve_second_gradient, use
+    from tests.run.nodes.test_verify import gate, halve_second_gradient, use
 
     for backend in ("inductor", "native"):
         if backend not in available():
