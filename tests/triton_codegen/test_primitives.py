@@ -95,8 +95,17 @@ def test_products_with_a_size_are_negated():
         (lambda x: torch.softmax(x, -1) * x.amax(-1, keepdim=True), False),
         (lambda x: (2 * x - x.amax(-1, keepdim=True)).exp(), False),
         (lambda x: x.amax(-1) + x.cos().sum(-1).log(), False),
+        (lambda x: x.amax(-1) + 1.5, False),
     ],
-    ids=("softmax", "log softmax", "logsumexp", "also a factor", "of other numbers", "other sum"),
+    ids=(
+        "softmax",
+        "log softmax",
+        "logsumexp",
+        "also a factor",
+        "of other numbers",
+        "other sum",
+        "a number",
+    ),
 )
 def test_a_largest_number_is_a_shift_if_exponentials_carry_nan_on(program, is_shift):
     parts = parts_of(program, draw(4, 9))

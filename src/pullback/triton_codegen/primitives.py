@@ -69,20 +69,12 @@ def _is_shifted(user: fx.Node, largest: fx.Node) -> bool:
         return all(one.target is aten.exp.default for one in user.users)
     if user.target is not aten.add.Tensor:
         return False
-    log: Any = user.args[1]
-    chain = [log, *_sources(log, (aten.log.default, aten.sum.dim_IntList, aten.exp.default))]
-    return chain[-1].target is aten.sub.Tensor and chain[-1].args[0] is largest.args[0]
-
-
-def _sources(node: Any, targets: Sequence[Any]) -> list[Any]:
-    """What a node is made of, as long as each is of the next target."""
-    found: list[Any] = []
-    for target in targets:
+    node: Any = user.args[1]
+    for target in (aten.log.default, aten.sum.dim_IntList, aten.exp.default, aten.sub.Tensor):
         if not isinstance(node, fx.Node) or node.target is not target:
-            break
+            return False
         node = node.args[0]
-        found.append(node)
-    return found
+    return node is largest.args[0]
 
 
 # ---- fused ops, in float32 ----
